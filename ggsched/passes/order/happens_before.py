@@ -10,7 +10,7 @@ machines. The sanitizer has clocks of its own and does not use these.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ggsched.passes.order.enqueue_order import EnqueueOrder
 SyncKind = Literal["wait", "barrier", "host_event", "host_stream"]
 
 
-class Sync(NamedTuple):
+class Sync(msgspec.Struct, frozen=True, gc=False):
     """One synchronisation that must stand before an item.
 
     Attributes:
@@ -149,7 +149,7 @@ class Clocks:
         ]
         if news:  # what the host has learned since need not be kept
             kept = {k: item for k, item in beyond.items() if item > items[k]}
-            kept.update(sorted(news))
+            kept.update(sorted(news) if len(news) > 1 else news)
             self._beyond[lane] = kept
 
     def enqueue(self, lane: int, item: int) -> None:

@@ -16,7 +16,7 @@ from sys import maxsize
 
 import msgspec
 
-from ggsched.passes.order.enqueue_order import EnqueueOrder, Item
+from ggsched.passes.order.enqueue_order import EnqueueOrder
 from ggsched.passes.order.happens_before import AfterItem
 from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.sync import SyncPlan
@@ -167,56 +167,37 @@ def find_visibility(
         order: The items.
         sync: The synchronisation that the data flow needs.
     """
-    return _Table(splits, live, order, sync).fill()
+    clocks, lives, bindings = sync.clocks(), live.lives, splits.bindings
+    node_step, transfer_step, nodes = live.node_step, live.transfer_step, order.nodes
+    count = len(splits.values)
+    first: list[KnownSteps | None] = [None] * count
+    last: list[dict[int, int]] = [{} for _ in range(count)]
+    writer = [-1] * count
+    born: dict[int, int] = {}
+    # The last item is the host's and has no step, so what is -1 in a clock becomes -1.
+    last_step = [-1] * len(order.items)
 
-
-class _Table:
-    def __init__(self, splits: Splits, live: Liveness, order: EnqueueOrder, sync: SyncPlan) -> None:
-        self.splits, self.live, self.order, self.clocks = splits, live, order, sync.clocks()
-        self.last_step = list(map(self._last_step, order.items))
-        values = len(splits.values)
-        self.first: list[KnownSteps | None] = [None] * values
-        self.last: list[dict[int, int]] = [{} for _ in range(values)]
-        self.writer = [-1] * values
-        self.born: dict[int, int] = {}
-
-    def fill(self) -> Visibility:
-        bindings, transfers = self.splits.bindings, self.splits.transfers
-        node_step, transfer_step = self.live.node_step, self.live.transfer_step
-        lane_of, nodes = self.order.lanes.of_item, self.order.nodes
-        for number, item in enumerate(self.order.items):
-            if item.kind == "host":
-                continue
-            lane = lane_of[number]
-            if item.kind == "launch":
-                for n in nodes[item.first : item.end]:
-                    self._note(number, lane, node_step[n], bindings[n])
-            else:
-                t = transfers[item.source]
-                touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
-                self._note(number, lane, transfer_step[t.id], touched)
-        return Visibility(tuple(self.first), tuple(self.last), tuple(self.writer), self.born)
-
-    def _note(self, number: int, lane: int, step: int, touched: Sequence[int]) -> None:
+    def note(number: int, lane: int, step: int, touched: Sequence[int]) -> None:
         """Note what a step of an item touches; the last of it is written."""
         for v in touched:
-            self.last[v][lane] = step
+            last[v][lane] = step
         written = touched[-1]
-        if self.first[written] is None:
-            # The last item is the host's and has no step, so what is -1 in a clock becomes -1.
-            birth = self.live.lives[written].birth
+        if written not in born:
+            birth = lives[written][0]
             # If its group runs later than it stands, that is not program order.
             most = birth - 1 if birth < step else maxsize
-            known = KnownSteps(self.clocks[number], self.last_step, step - 1, most)
-            self.first[written] = known
-            self.writer[written] = lane
-            self.born[written] = step
+            first[written] = KnownSteps(clocks[number], last_step, step - 1, most)
+            writer[written] = lane
+            born[written] = step
 
-    def _last_step(self, item: Item) -> int:
-        match item.kind:
-            case "host":
-                return -1
-            case "launch":
-                return self.live.node_step[self.order.nodes[item.end - 1]]
-            case _:
-                return self.live.transfer_step[item.source]
+    for number, (item, lane) in enumerate(zip(order.items, order.lanes.of_item, strict=True)):
+        if item.kind == "launch":
+            for n in nodes[item.first : item.end]:
+                note(number, lane, node_step[n], bindings[n])
+            last_step[number] = node_step[nodes[item.end - 1]]
+        elif item.kind != "host":
+            t = splits.transfers[item.source]
+            step = last_step[number] = transfer_step[t.id]
+            touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
+            note(number, lane, step, touched)
+    return Visibility(tuple(first), tuple(last), tuple(writer), born)
