@@ -52,22 +52,24 @@ class _Walk:
 
     def transfer(self, command: Command, effects: Effects) -> None:
         """Compare a command with its transfer."""
-        plan, name = self._plan, show("command", command.id)
+        plan = self._plan
         t = plan.splits.transfers[effects.transfer]
         if isinstance(command, Fill):
             self.findings += _misfilled(plan, command, t)
         elif t.has_source:
             self.findings += _misplaced(plan, command.id, effects, t)
         if t.id in self._moved:
-            first = show("command", self._moved[t.id])
+            name, first = show("command", command.id), show("command", self._moved[t.id])
             what = f"{name} carries out transfer {t.id}, as {first} does"
             self._add("launch", command.id, what, "carry it out once")
         self._moved[t.id] = command.id
         if kind := _wrong_kind(plan, command, t):
+            name = show("command", command.id)
             what = f"{name} is not a {kind}, which transfer {t.id} is"
             self._add("launch", command.id, what, f"make it a {kind}")
         on, due = effects.streams[0], plan.streams.of_transfer[t.id]
         if on != due:
+            name = show("command", command.id)
             what = f"{name} is on {show('stream', on)}, transfer {t.id} on {show('stream', due)}"
             self._add("launch", command.id, what, f"put it on {show('stream', due)}")
 

@@ -178,8 +178,9 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
 def _tables(plan: Plan) -> Iterator[tuple[str, str]]:
     devices, streams = range(len(plan.devices)), range(len(plan.streams.streams))
     arenas, splits = range(len(plan.memory.arenas)), range(len(plan.splits.splits))
-    for tensor, device in plan.placement.homes.items():
-        if device not in devices:
+    odd = {*plan.placement.homes.values()} - {*devices}
+    for tensor, device in plan.placement.homes.items() if odd else ():
+        if device in odd:
             yield f"on device {device}", f"home of tensor {tensor}"
     for stream in {*plan.streams.of_node, *plan.streams.of_transfer}:
         if stream not in streams:
@@ -207,7 +208,8 @@ def _in_commands(
         for q in effects.streams:
             if not 0 <= q < streams:
                 yield Finding("id", f"{show('command', i)} is on unknown stream {q}", i)
-        if min((*effects.records, *effects.waits), default=0) < 0:
+        events = effects.records or effects.waits
+        if events and min(*effects.records, *effects.waits, 0) < 0:
             yield Finding("id", f"{show('command', i)} names an event below zero", i)
         if effects.transfer != -1:
             if not 0 <= effects.transfer < transfers:
