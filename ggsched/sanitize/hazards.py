@@ -42,7 +42,8 @@ class _Walk:
         for i, one in enumerate(effects):
             for event in one.records:
                 self._records.setdefault(event, i)
-            self._host_reads += one.host_reads
+            if one.host_reads:
+                self._host_reads += one.host_reads
             if one.reads_at_enqueue:  # CPY-4
                 device = plan.streams.streams[one.streams[0]].device
                 self._host_reads += one.reads if plan.devices[device].snapshots_uploads else ()
@@ -79,7 +80,7 @@ class _Walk:
         Across runs it may stand at the end of the one or at the beginning of the other; an event
         must have been recorded after the earlier command in the same run.
         """
-        covered = max((self._records.get(e, -1) for e in effects.waits), default=c.id)
+        covered = max([self._records.get(e, -1) for e in effects.waits], default=c.id)
         if not hazard.next_run:
             host_reads = hazard.kind == "RAW"  # the host writes first of all and reads last
             is_last = hazard.later == _HOST_COMMAND and host_reads

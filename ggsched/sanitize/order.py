@@ -30,7 +30,7 @@ _ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc", "capture", "ca
 
 def nothing(lanes: int) -> Clock:
     """Return the clock that knows of no work."""
-    return [[0] * (1 << SHIFT)] * (1 + (lanes >> SHIFT))
+    return [[0] * (1 << SHIFT)] * (lanes >> SHIFT) + [[0] * (lanes & MASK)]
 
 
 def join(into: Clock, other: Clock) -> None:

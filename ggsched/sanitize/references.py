@@ -97,8 +97,10 @@ def _in_splits(plan: Plan) -> Iterator[tuple[str, str]]:
     for s in plan.splits.splits:
         if s.first not in nodes or not s.first < s.end <= len(nodes):
             yield f"nodes [{s.first}, {s.end}) of {len(nodes)}", show("split", s.id)
-    for v, taken in plan.memory.overwrites.items():
-        if v not in values or taken not in values:
+    overwrites = plan.memory.overwrites
+    odd = {*overwrites, *overwrites.values()} - {*values}
+    for v, taken in overwrites.items() if odd else ():
+        if v in odd or taken in odd:
             yield f"value {v} overwrites {taken}", "memory"
 
 
