@@ -104,6 +104,12 @@ class AfterItem(msgspec.Struct, frozen=True, gc=False):
         beyond, host = self.beyond.get(lane, -1), self.host.at(self.version, lane)
         return beyond if beyond > host else host
 
+    def covers(self, lane: int, item: int) -> bool:
+        """Whether an item of a lane is complete."""
+        if lane == self.lane:
+            return item <= self.item
+        return self.beyond.get(lane, -1) >= item or self.host.at(self.version, lane) >= item
+
     def known(self) -> list[tuple[int, int]]:
         """Return (lane, item) of all that the host need not know, itself included."""
         return [*self.beyond.items(), (self.lane, self.item)]
@@ -142,14 +148,13 @@ class Clocks:
             host.version += 1
             return
         beyond, items = self._beyond[lane], host.items
-        news = [
-            (k, item)
-            for k, item in known
-            if item > items[k] and item > beyond.get(k, -1) and k != lane
-        ]
-        if news:  # what the host has learned since need not be kept
-            kept = {k: item for k, item in beyond.items() if item > items[k]}
-            kept.update(sorted(news) if len(news) > 1 else news)
+        kept: dict[int, int] | None = None
+        for k, item in known:
+            if item > items[k] and item > beyond.get(k, -1) and k != lane:
+                if kept is None:  # what the host has learned since need not be kept
+                    beyond = kept = {of: last for of, last in beyond.items() if last > items[of]}
+                kept[k] = item
+        if kept is not None:
             self._beyond[lane] = kept
 
     def enqueue(self, lane: int, item: int) -> None:

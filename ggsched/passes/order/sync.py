@@ -208,7 +208,7 @@ def _keep(
     syncs_of, after = planned.before, planned.known.clocks.after
     for item, found in enumerate(dependencies):
         syncs = syncs_of.get(item, ())
-        named = [
+        named = syncs and [
             Sync(s.means, s.stream, s.earlier, d, item)
             for s in syncs
             for d in found
@@ -220,7 +220,7 @@ def _keep(
             known = after(item)
             for d in found:
                 lane = lane_of[d[4]]
-                if lane != host and known[lane] < d[4]:  # what the host did is known to all
+                if lane != host and not known.covers(lane, d[4]):  # all know what the host did
                     return before, item
         if named:
             before[item] = named
