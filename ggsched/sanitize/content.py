@@ -53,18 +53,16 @@ class _Walk:
         free = self._free
         for event in events:
             for step in event.steps:
-                _, _, regions, modes, contents = step
-                for (memory, start, nbytes), mode, held in zip(
-                    regions, modes, contents, strict=True
-                ):
+                modes, contents, i = step.modes, step.contents, 0
+                for memory, start, nbytes in step.regions:
+                    mode, held = modes[i], contents[i]
+                    i += 1  # faster than to count and to zip
                     starts, values = tables[memory]
                     end = start + nbytes
                     if mode == "r":
                         k = bisect_right(starts, start)
-                        if k == len(starts) or starts[k] >= end:
-                            found = values[k - 1][0]
-                            if found is held or found == held:
-                                continue  # one segment, with what is needed
+                        if values[k - 1][0] == held and (k == len(starts) or starts[k] >= end):
+                            continue  # one segment, with what is needed
                     elif mode == "w" and memory in free:
                         k = bisect_left(starts, start)
                         if k + 1 < len(starts) and starts[k] == start and starts[k + 1] == end:

@@ -79,7 +79,7 @@ class Access(NamedTuple):
     content: Content = UNKNOWN
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Accesses that belong together, in order: parallel sequences, since a plan has many.
 
     Attributes:

@@ -6,7 +6,7 @@ the last write of a node to these bytes of the storage.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 from ggsched.ids import show
@@ -39,9 +39,6 @@ from ggsched.sanitize.spans import merge
 
 _HOST: Final = 0
 """The one host thread; the stream q is actor ``1 + q``."""
-
-_step: Final[Callable[..., Step]] = tuple.__new__
-"""Makes a step without a call of Python; a plan has thousands."""
 
 _NO_BYTES: Final = Region(0, 0, 0)
 
@@ -170,7 +167,7 @@ class _Writer:
         ((_, operands, modes),) = effects.steps
         is_plain = t.has_source and modes == "rw" and not is_early and not effects.host_reads
         if is_plain and not (t.src in contents.followed or t.dst in contents.followed):
-            steps = (_step(Step, (-1, place, operands, modes, (t.src, t.dst))),)
+            steps = (Step(-1, place, operands, modes, (t.src, t.dst)),)
             yield Event(
                 source,
                 "work",
@@ -231,7 +228,7 @@ class _Writer:
                 accesses = list(self._node(node, operands, modes, bound))
                 steps.append(step_of(node, place, accesses))
             else:
-                steps.append(_step(Step, (node, place, operands, modes, contents)))
+                steps.append(Step(node, place, operands, modes, contents))
             if is_plain:
                 reads.update(operands[:-1])
                 writes.add(operands[-1])

@@ -32,7 +32,9 @@ def find_overwritten_operands(plan: Plan, all_effects: Sequence[Effects]) -> lis
                 continue
             arena, start, nbytes = operands[-1]
             end = start + nbytes
-            for k, (near, first, length) in enumerate(operands[:-1]):
+            k = -1
+            for near, first, length in operands:
+                k += 1  # faster than to enumerate
                 if near == arena and first < end and start < first + length and modes[k] == "r":
                     may_be_it = allowed[node]  # None for an op that is not known
                     if may_be_it is None or (k in may_be_it and operands[k] == operands[-1]):

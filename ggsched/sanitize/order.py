@@ -35,7 +35,8 @@ def nothing(lanes: int) -> Clock:
 
 def join(into: Clock, other: Clock) -> None:
     """Add to a clock all that another one knows."""
-    for k, (mine, known) in enumerate(zip(into, other, strict=True)):
+    for k, known in enumerate(other):
+        mine = into[k]
         if mine is not known and mine != known:
             both = list(map(max, mine, known))
             into[k] = known if both == known else both

@@ -81,8 +81,8 @@ class _Walk:
         for node, _, _ in effects.steps:
             if node < 0:
                 continue
-            is_right = on == of_node[node] and (split is None or split == split_of[node])
-            if node in launched or not is_right:
+            is_elsewhere = split is not None and split != split_of[node]
+            if is_elsewhere or on != of_node[node] or node in launched:
                 self._wrong_launch(i, node, on, split)
             launched[node] = i
         self._on_its_device(i, effects)

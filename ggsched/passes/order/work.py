@@ -117,8 +117,10 @@ def _toucher(
             node = nodes[n]
             modes, operands = node.modes, []
             tids = (*node.inputs, node.output)
-            for tid, value, mode in zip(tids, bindings[n], modes, strict=True):
-                t, region, start = tensors[tid], regions[value], starts[value]
+            k = 0
+            for value in bindings[n]:
+                t, mode, region, start = tensors[tids[k]], modes[k], regions[value], starts[value]
+                k += 1  # noqa: SIM113  # faster than to count and to zip
                 if t.offset != start or t.nbytes != region[2]:
                     region = Region(region[0], region[1] + t.offset - start, t.nbytes)
                 operands.append(region)
