@@ -224,7 +224,8 @@ class _Writer:
                 contents = (UNKNOWN,) * len(operands)
             if modes != known:
                 known, (reads_first, is_plain, read, written) = modes, _sides[modes]
-            if not reads_first or node in grouped or not followed.isdisjoint(bound):
+            has_versions = followed and not followed.isdisjoint(bound)
+            if has_versions or not reads_first or node in grouped:
                 accesses = list(self._node(node, operands, modes, bound))
                 steps.append(step_of(node, place, accesses))
             else:
