@@ -106,6 +106,14 @@ def _memories(plan: Plan) -> dict[int, Memory]:
     return memories
 
 
+def splits_of_nodes(plan: Plan) -> list[int]:
+    """Return the split of each node, -1 for none."""
+    split_of = [-1] * len(plan.nodes)
+    for split in plan.splits.splits:
+        split_of[split.first : split.end] = [split.id] * (split.end - split.first)
+    return split_of
+
+
 class _Writer:
     def __init__(self, plan: Plan, effects: Sequence[Effects]) -> None:
         self._plan = plan
@@ -114,9 +122,7 @@ class _Writer:
         self._group_ends = {f.nodes[-1]: f.nodes[:-1] for f in plan.fusions}
         self._grouped = {n for f in plan.fusions for n in f.nodes}
         self._results: dict[int, Region] = {}
-        self._split_of = [-1] * len(plan.nodes)
-        for split in plan.splits.splits:
-            self._split_of[split.first : split.end] = [split.id] * (split.end - split.first)
+        self._split_of = splits_of_nodes(plan)
 
     def events(self) -> Iterator[Event]:
         """Yield the events of one run."""

@@ -14,6 +14,7 @@ from ggsched.plan.effects import Effects
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Transfer
 from ggsched.sanitize.events import EventStream, Span
+from ggsched.sanitize.from_plan import splits_of_nodes
 from ggsched.sanitize.report import Finding, FindingKind
 from ggsched.sanitize.spans import merge, subtract
 
@@ -43,9 +44,7 @@ class _Walk:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._split_of = [-1] * len(plan.nodes)
-        for s in plan.splits.splits:
-            self._split_of[s.first : s.end] = [s.id] * (s.end - s.first)
+        self._split_of = splits_of_nodes(plan)
         self._launched: dict[int, int] = {}
         self._moved: dict[int, int] = {}
         self.findings: list[Finding] = []
