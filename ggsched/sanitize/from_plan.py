@@ -173,17 +173,9 @@ class _Writer:
         ((_, operands, modes),) = effects.steps
         is_plain = t.has_source and modes == "rw" and not is_early and not effects.host_reads
         if is_plain and not (t.src in contents.followed or t.dst in contents.followed):
+            moved = _union(operands[:1]), _union(operands[1:])
             steps = (Step(-1, place, operands, modes, (t.src, t.dst)),)
-            yield Event(
-                source,
-                "work",
-                actor,
-                _HOST,
-                is_copy=True,
-                reads=_union(operands[:1]),
-                writes=_union(operands[1:]),
-                steps=steps,
-            )
+            yield Event(source, "work", actor, _HOST, True, False, *moved, steps)
             return
         src, *caches, dst = operands if modes[0] == "r" else (_NO_BYTES, *operands)
         if t.has_source:
@@ -202,16 +194,9 @@ class _Writer:
             spans = merge([(a.memory, a.start, a.end) for a in early])
             step = step_of(-1, place, early)
             yield Event(source, "work", _HOST, reads=spans, steps=(step,))
-        yield Event(
-            source,
-            "work",
-            actor,
-            _HOST,
-            is_copy=True,
-            reads=_union((src,)) if reads else (),
-            writes=_union((*caches, dst)),
-            steps=(step_of(-1, place, [*reads, *writes]),),
-        )
+        moved = _union((src,)) if reads else [], _union((*caches, dst))
+        steps = (step_of(-1, place, [*reads, *writes]),)
+        yield Event(source, "work", actor, _HOST, True, False, *moved, steps)
 
     def _nodes(self, source: int, effects: Effects) -> Iterator[Event]:
         """Yield the work of nodes. A fusion group leaves all but its last result undefined."""
@@ -242,16 +227,8 @@ class _Writer:
             else:
                 reads.update([operands[k] for k in read])
                 writes.update([operands[k] for k in written])
-        yield Event(
-            source,
-            "work",
-            1 + effects.streams[0],
-            _HOST,
-            is_copy=effects.engine == "copy",
-            reads=_union(reads),
-            writes=_union(writes),
-            steps=steps,
-        )
+        touched, is_copy = (_union(reads), _union(writes)), effects.engine == "copy"
+        yield Event(source, "work", 1 + effects.streams[0], _HOST, is_copy, False, *touched, steps)
 
     def _node(
         self, node: int, operands: Sequence[Region], modes: str, bound: Sequence[int]
