@@ -44,13 +44,15 @@ class _Walk:
         self._names = stream.names
         memories = stream.memories.items()
         self._free = {i for i, m in memories if m.owner is None and not m.is_constant}
-        self._maps = {i: IntervalMap[_Cell]((m.content, None)) for i, m in memories}
+        self._maps: dict[int, IntervalMap[_Cell]] = {
+            i: IntervalMap((m.content, None)) for i, m in memories
+        }
         self.findings: dict[tuple[str, int, int, object], Finding] = {}
 
     def follow(self, events: Sequence[Event]) -> None:
         """Follow the accesses of all steps; what each of thousands does mostly comes first."""
-        tables = {i: (map_.starts, map_.values) for i, map_ in self._maps.items()}
-        free = self._free
+        maps, free = self._maps, self._free
+        tables = {i: (map_.starts, map_.values) for i, map_ in maps.items()}
         for event in events:
             for step in event.steps:
                 modes, contents, i = step.modes, step.contents, 0
@@ -67,7 +69,9 @@ class _Walk:
                         k = bisect_left(starts, start)
                         if k + 1 < len(starts) and starts[k] == start and starts[k + 1] == end:
                             values[k] = (held, event)
-                            continue
+                        elif nbytes:
+                            maps[memory].put(start, end, (held, event))
+                        continue
                     if nbytes and mode != "-":
                         access = Access(memory, start, end, mode, content_of(held))
                         self._follow(event, step, access, held)

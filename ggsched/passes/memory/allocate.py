@@ -80,18 +80,19 @@ def allocate(
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
     bounds: dict[int, int] = {}
     hinted: dict[int, int] = {}
+    alignments = {i: d.alignment for i, d in enumerate(topology.devices)} | {HOST: HOST_ALIGNMENT}
     groups: defaultdict[tuple[int, ArenaKind], list[Value]] = defaultdict(list)
     for v in splits.values:
         if v.bound:
-            root = graph.tensors[v.storage]
-            kind: ArenaKind = "weight" if root.role is Role.WEIGHT else "state"
-            alignment = topology.devices[v.device].alignment
-            regions[v.id] = Region(len(arenas), 0, v.nbytes)
-            arenas.append(Arena(len(arenas), kind, v.device, v.nbytes, alignment, v.bound))
+            is_weight = graph.tensors[v.storage].role is Role.WEIGHT
+            kind: ArenaKind = "weight" if is_weight else "state"
+            alignment, number, nbytes = alignments[v.device], len(arenas), v.end - v.start
+            regions[v.id] = Region(number, 0, nbytes)
+            arenas.append(Arena(number, kind, v.device, nbytes, alignment, v.bound))
         elif v.ring < 0:
             groups[v.device, _ARENA_KINDS[v.kind]].append(v)
     for (device, kind), values in sorted(groups.items()):
-        alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
+        alignment = alignments[device]
         # The host uses its slots before the first step and after the last one.
         lasting = kind in ("input", "output")
         order = Sequential(live.lives) if lasting else policy.order
