@@ -47,12 +47,13 @@ def find_unknown(plan: Plan, effects: Sequence[Effects]) -> tuple[list[Finding],
     if found:
         return found, []
     sizes = [arena.nbytes for arena in plan.memory.arenas]
-    for i, (arena, offset, nbytes) in enumerate(plan.memory.regions):
-        if offset < 0 or nbytes < 0 or offset + nbytes > sizes[arena]:
-            problem = _bad_region(plan, plan.memory.regions[i])
-            found.append(Finding("region", f"{show('value', i)} {problem}", -1))
+    regions = {*plan.memory.regions}
+    inside = {r for r in regions if r[1] >= 0 and r[2] >= 0 and r[1] + r[2] <= sizes[r[0]]}
+    for i, region in enumerate(plan.memory.regions) if len(inside) < len(regions) else ():
+        if region not in inside:
+            found.append(Finding("region", f"{show('value', i)} {_bad_region(plan, region)}", -1))
     odd: list[tuple[int, Step]] = []
-    found += _in_commands(plan, effects, odd)
+    found += _in_commands(plan, effects, inside, odd)
     return found, [] if found else [f for i, step in odd for f in _outside(plan, i, step)]
 
 
@@ -200,7 +201,10 @@ def _tables(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _in_commands(
-    plan: Plan, all_effects: Sequence[Effects], odd: list[tuple[int, Step]]
+    plan: Plan,
+    all_effects: Sequence[Effects],
+    inside: set[Region],
+    odd: list[tuple[int, Step]],
 ) -> Iterator[Finding]:
     streams, transfers = len(plan.streams.streams), len(plan.splits.transfers)
     for i, (command, effects) in enumerate(zip(plan.commands, all_effects, strict=True)):
@@ -217,8 +221,8 @@ def _in_commands(
             if not 0 <= effects.transfer < transfers:
                 what = f"{show('command', i)} is unknown transfer {effects.transfer}"
                 yield Finding("id", what, i)
-            for step in effects.steps:
-                yield from _bad_regions(plan, i, step)
+            if not inside.issuperset(effects.steps[0].operands):
+                yield from _bad_regions(plan, i, effects.steps[0])
         elif effects.steps:
             yield from _in_steps(plan, i, effects.steps, odd)
         for region in effects.host_reads:
