@@ -119,6 +119,7 @@ class Schedule:
         return ReusePolicy(reuse, self.rings, effort, self.retention)
 
 
+@collector_paused()
 def make_plan(
     graph: Graph,
     topology: Topology,
@@ -158,13 +159,12 @@ def make_plan(
         >>> for device in devices:
         ...     device.close()
     """
-    with collector_paused():
-        began = time.perf_counter()
-        schedule = make_schedule(
-            graph, topology, constraints, options, placement=placement, verify=verify
-        )
-        plan = _plan_within_budget(schedule, options, verify)
-        return msgspec.structs.replace(plan, planning_s=time.perf_counter() - began)
+    began = time.perf_counter()
+    schedule = make_schedule(
+        graph, topology, constraints, options, placement=placement, verify=verify
+    )
+    plan = _plan_within_budget(schedule, options, verify)
+    return msgspec.structs.replace(plan, planning_s=time.perf_counter() - began)
 
 
 def make_schedule(
@@ -305,6 +305,7 @@ def plan_commands(s: Schedule, memory: Memory, *, verify: bool = False) -> Plan:
     check(verify_sync, order, hazards.within, sync)
     sync = sync_across_runs(sync, work, hazards, order, s.streams, s.topology)
     commands = emit(work, sync, splits, memory)
+    versions = {op: op_by_name(op).version for op in {n.op for n in graph.nodes}}
 
     return Plan(
         format=FORMAT,
@@ -312,7 +313,7 @@ def plan_commands(s: Schedule, memory: Memory, *, verify: bool = False) -> Plan:
         name=graph.name,
         topology=s.topology.digest,
         devices=s.topology.devices,
-        nodes=tuple([NodeInfo(n.op, n.name, op_by_name(n.op).version) for n in graph.nodes]),
+        nodes=tuple([NodeInfo(n.op, n.name, versions[n.op]) for n in graph.nodes]),
         placement=s.placement,
         splits=splits,
         streams=s.streams,

@@ -73,7 +73,7 @@ def split(
     for tid in graph.outputs:
         lower.read_back(tid, len(splits))
     transfers = _in_program_order(lower.transfers)
-    return Splits(lower.frozen_values(), transfers, tuple(splits), tuple(bindings))
+    return Splits(tuple(lower.values), transfers, tuple(splits), tuple(bindings))
 
 
 def input_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
@@ -98,19 +98,6 @@ def output_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
     return tuple(slots)
 
 
-class _Draft(msgspec.Struct, gc=False):
-    """A value whose byte range still grows."""
-
-    kind: ValueKind
-    storage: int
-    device: int
-    start: int
-    end: int
-    bound: str = ""
-    sources: tuple[int, ...] = ()
-    ring: int = -1
-
-
 class _Lowering:
     """Walks the nodes once; makes values and transfers as operands request them."""
 
@@ -122,12 +109,13 @@ class _Lowering:
         self.nodes = graph.nodes
         self.topology = topology
         self.homes = placement.homes
-        self.values: list[_Draft] = []
+        self.values: list[Value] = []
         self.transfers: list[Transfer] = []
         self.version: dict[int, int] = {}
         self.home_value: dict[int, int] = {}
         self.host_value: dict[int, int] = {}
         self.replica: dict[tuple[int, int, int], int] = {}
+        self.staging: dict[int, int] = {}  # by replica, where no copy path leads to it
         self.experts = _ExpertTransfers(graph, topology)
 
     def begin_experts(self, offload: OpOffload, split_id: int) -> None:
@@ -144,8 +132,8 @@ class _Lowering:
             storage = t.storage
             if homes.get(storage) == device:
                 value = known.get(storage)
-                bound.append(self.home(storage, split_id) if value is None else value)
-            elif self.reads_in_place(node.op, storage, device):
+                bound.append(self.new_home(storage, split_id) if value is None else value)
+            elif self.readers and self.reads_in_place(node.op, storage, device):
                 bound.append(self.home(storage, split_id))
             elif self.experts.takes(i, tid):
                 bound.append(self.expert_weight(i, storage, device, split_id))
@@ -153,7 +141,7 @@ class _Lowering:
                 bound.append(self.remote(storage, t.offset, t.end, device, split_id))
         storage = tensors[node.output].storage
         value = known.get(storage)
-        bound.append(self.home(storage, split_id) if value is None else value)
+        bound.append(self.new_home(storage, split_id) if value is None else value)
         unwritten = -1 if tensors[storage].role is Role.TEMP else 0
         self.version[storage] = self.version.get(storage, unwritten) + 1
         return tuple(bound)
@@ -169,16 +157,19 @@ class _Lowering:
         return reads_peer(facts[device], facts[home])
 
     def home(self, storage: int, split_id: int) -> int:
-        """Return the value in the storage's home, uploading an input that nodes write."""
+        """Return the value in the storage's home."""
         value = self.home_value.get(storage)
-        if value is None:
-            root = self.tensors[storage]
-            device, role = self.homes[storage], root.role
-            bound = root.name if role is Role.WEIGHT or role is Role.STATE else ""
-            value = self._value("home", storage, device, 0, root.nbytes, bound)
-            self.home_value[storage] = value
-            if role is Role.INPUT:
-                self._transfer(self.host_slot(storage), value, device, split_id)
+        return self.new_home(storage, split_id) if value is None else value
+
+    def new_home(self, storage: int, split_id: int) -> int:
+        """Add the value in the storage's home, uploading an input that nodes write."""
+        root, device = self.tensors[storage], self.homes[storage]
+        role = root.role
+        bound = root.name if role is Role.WEIGHT or role is Role.STATE else ""
+        value = self.home_value[storage] = len(self.values)
+        self.values.append(Value(value, "home", storage, device, 0, root.nbytes, bound))
+        if role is Role.INPUT:
+            self._transfer(self.host_slot(storage), value, device, split_id)
         return value
 
     def clear(self, storage: int) -> None:
@@ -199,11 +190,11 @@ class _Lowering:
                 self._copy(self.home(storage, split_id), value, split_id)
             else:
                 self._transfer(self.host_slot(storage), value, device, split_id)
-        draft = self.values[value]
-        if start < draft.start or end > draft.end:
-            for v in (value, *draft.sources):
-                grown = self.values[v]
-                grown.start, grown.end = min(grown.start, start), max(grown.end, end)
+        known = self.values[value]
+        if start < known.start or end > known.end:
+            self._grow(value, start, end)
+            if value in self.staging:
+                self._grow(self.staging[value], start, end)
         return value
 
     def expert_weight(self, i: int, storage: int, device: int, split_id: int) -> int:
@@ -211,8 +202,7 @@ class _Lowering:
         experts, nbytes = self.experts, self.tensors[storage].nbytes
         value = experts.known(storage)
         if value is None:
-            value = self._value("replica", storage, device, 0, nbytes)
-            self.values[value].ring = experts.slot
+            value = self._value("replica", storage, device, 0, nbytes, ring=experts.slot)
             source, before = self.home(storage, split_id), experts.before
             by = experts.executor(self.homes[storage], device)
             rows = None
@@ -233,8 +223,7 @@ class _Lowering:
         if value is None:
             value = self.replica[key] = self._value("staging", storage, HOST, start, end)
             self._transfer(self.home(storage, split_id), value, self.homes[storage], split_id)
-        draft = self.values[value]
-        draft.start, draft.end = min(draft.start, start), max(draft.end, end)
+        self._grow(value, start, end)
         return value
 
     def read_back(self, tid: int, last: int) -> None:
@@ -247,21 +236,15 @@ class _Lowering:
         value = self._value("output", t.storage, HOST, t.offset, t.end)
         self._transfer(source, value, self.homes[t.storage], last)
 
-    def frozen_values(self) -> tuple[Value, ...]:
-        return tuple(
-            Value(i, d.kind, d.storage, d.device, d.start, d.end, d.bound, d.ring)
-            for i, d in enumerate(self.values)
-        )
-
     def _copy(self, src: int, dst: int, split_id: int) -> None:
         a, b = self.values[src].device, self.values[dst].device
         path = self.topology.copy_paths.get((a, b))
         if path is not None:
             self._transfer(src, dst, path.by, split_id)
             return
-        draft = self.values[dst]
-        staging = self._value("staging", draft.storage, HOST, draft.start, draft.end)
-        draft.sources = (*draft.sources, staging)
+        replica = self.values[dst]
+        staging = self._value("staging", replica.storage, HOST, replica.start, replica.end)
+        self.staging[dst] = staging
         self._transfer(src, staging, a, split_id)
         self._transfer(staging, dst, b, split_id)
 
@@ -274,10 +257,23 @@ class _Lowering:
         return value
 
     def _value(
-        self, kind: ValueKind, storage: int, device: int, start: int, end: int, bound: str = ""
+        self,
+        kind: ValueKind,
+        storage: int,
+        device: int,
+        start: int,
+        end: int,
+        bound: str = "",
+        ring: int = -1,
     ) -> int:
-        self.values.append(_Draft(kind, storage, device, start, end, bound))
-        return len(self.values) - 1
+        number = len(self.values)
+        self.values.append(Value(number, kind, storage, device, start, end, bound, ring))
+        return number
+
+    def _grow(self, value: int, start: int, end: int) -> None:
+        v = self.values[value]
+        start, end = min(v.start, start), max(v.end, end)
+        self.values[value] = msgspec.structs.replace(v, start=start, end=end)
 
     def _transfer(self, src: int, dst: int, by: int, before: int) -> None:
         self.transfers.append(Transfer(len(self.transfers), src, dst, by, before))

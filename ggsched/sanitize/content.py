@@ -13,15 +13,16 @@ from ggsched.sanitize.events import (
     UNDEFINED,
     UNKNOWN,
     Access,
-    Content,
     Event,
     EventStream,
     Found,
+    Held,
     Step,
+    content_of,
 )
 from ggsched.sanitize.report import Finding, FindingKind
 
-_Cell = tuple[Content, Event | None]
+_Cell = tuple[Held, Event | None]
 
 
 def find_wrong_content(stream: EventStream) -> list[Finding]:
@@ -43,56 +44,59 @@ class _Walk:
         self._names = stream.names
         memories = stream.memories.items()
         self._free = {i for i, m in memories if m.owner is None and not m.is_constant}
-        self._maps = {i: IntervalMap[_Cell]((m.content, None)) for i, m in memories}
+        self._maps: dict[int, IntervalMap[_Cell]] = {
+            i: IntervalMap((m.content, None)) for i, m in memories
+        }
         self.findings: dict[tuple[str, int, int, object], Finding] = {}
 
     def follow(self, events: Sequence[Event]) -> None:
         """Follow the accesses of all steps; what each of thousands does mostly comes first."""
         maps, free = self._maps, self._free
+        tables = {i: (map_.starts, map_.values) for i, map_ in maps.items()}
         for event in events:
             for step in event.steps:
-                _, _, regions, modes, contents = step
-                for (memory, start, nbytes), mode, content in zip(
-                    regions, modes, contents, strict=True
-                ):
-                    bytes_, end = maps[memory], start + nbytes
-                    starts = bytes_.starts
+                modes, contents, i = step.modes, step.contents, 0
+                for memory, start, nbytes in step.regions:
+                    mode, held = modes[i], contents[i]
+                    i += 1  # faster than to count and to zip
+                    starts, values = tables[memory]
+                    end = start + nbytes
                     if mode == "r":
                         k = bisect_right(starts, start)
-                        if k == len(starts) or starts[k] >= end:
-                            found = bytes_.values[k - 1][0]
-                            if found is content or found == content:
-                                continue  # one segment, with what is needed
+                        if values[k - 1][0] == held and (k == len(starts) or starts[k] >= end):
+                            continue  # one segment, with what is needed
                     elif mode == "w" and memory in free:
                         k = bisect_left(starts, start)
                         if k + 1 < len(starts) and starts[k] == start and starts[k + 1] == end:
-                            bytes_.values[k] = (content, event)
-                            continue
+                            values[k] = (held, event)
+                        elif nbytes:
+                            maps[memory].put(start, end, (held, event))
+                        continue
                     if nbytes and mode != "-":
-                        self._follow(event, step, Access(memory, start, end, mode, content))
+                        access = Access(memory, start, end, mode, content_of(held))
+                        self._follow(event, step, access, held)
 
-    def _follow(self, event: Event, step: Step, access: Access) -> None:
+    def _follow(self, event: Event, step: Step, access: Access, held: Held) -> None:
         """Follow an access."""
         memory, start, end, mode, content = access
         bytes_ = self._maps[memory]
         if mode == "r":
-            for first, last, (found, writer) in bytes_.pieces(start, end):
+            for first, last, (there, writer) in bytes_.pieces(start, end):
+                found = content_of(there)
                 if found != content:
                     self._check(event, step, access, Found(found, writer, first, last))
         elif mode == "x":
             bytes_.put(start, end, (UNDEFINED, event))
         else:
-            content = self._kept(event, step, access)
+            self._check_owner(event, step, access)
             if mode == "w":
-                bytes_.put(start, end, (content, event))
+                bytes_.put(start, end, (held, event))
             else:
-                self._write_some(event, step, access._replace(content=content))
+                self._write_some(event, step, access)
 
-    def _kept(self, event: Event, step: Step, access: Access) -> Content:
-        """Check who writes memory of a weight or a state; return what the write leaves."""
+    def _check_owner(self, event: Event, step: Step, access: Access) -> None:
+        """Check who writes memory of a weight or a state."""
         facts = self._memories[access.memory]
-        if access.memory in self._free:
-            return access.content
         if facts.is_constant:
             what = f"{self._names.step(event, step)} writes weight {facts.name}"
             self._add("weight", event, access, what, "weights are constant")
@@ -100,7 +104,6 @@ class _Walk:
             what = f"{self._names.step(event, step)} writes {self._names.wanted(access)}"
             what += f", which belongs to state {facts.name}"
             self._add("reuse", event, access, what, "states are not reused")
-        return access.content
 
     def _check(self, event: Event, step: Step, access: Access, there: Found) -> None:
         """Compare what a read needs with what it finds."""
@@ -116,7 +119,8 @@ class _Walk:
     def _write_some(self, event: Event, step: Step, access: Access) -> None:
         """Follow a write that leaves some of the bytes as they were: what is undefined stays so."""
         content, bytes_ = access.content, self._maps[access.memory]
-        for first, last, (found, writer) in list(bytes_.pieces(access.start, access.end)):
+        for first, last, (held, writer) in list(bytes_.pieces(access.start, access.end)):
+            found = content_of(held)
             if found == UNDEFINED:
                 continue
             if found.owner != content.owner:

@@ -20,7 +20,7 @@ _Last = tuple[Place, int]
 
 def find_disorder(stream: EventStream) -> list[Finding]:
     """Return events that are listed before what they must follow."""
-    places = [step[1] for event in stream.events for step in event.steps if step[1] is not None]
+    places = [place for e in stream.events for s in e.steps if (place := s.place) is not None]
     if all(map(le, places, islice(places, 1, None))):
         return []
     steps = [(i, event, step) for i, event in enumerate(stream.events) for step in event.steps]

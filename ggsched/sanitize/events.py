@@ -45,11 +45,20 @@ class Content(NamedTuple):
     version: int = 0
 
 
+Held = int | Content
+"""A content, or of a plan the value alone, of which there is one version; then nothing is made for
+each access."""
+
 UNDEFINED: Final = Content("undefined", -1)
 """Nothing has written the bytes."""
 
 UNKNOWN: Final = Content("unknown", -2)
 """The bytes are defined, by an unknown writer."""
+
+
+def content_of(held: Held) -> Content:
+    """Return a content as such."""
+    return held if isinstance(held, Content) else Content(held)
 
 
 class Access(NamedTuple):
@@ -70,7 +79,7 @@ class Access(NamedTuple):
     content: Content = UNKNOWN
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Accesses that belong together, in order: parallel sequences, since a plan has many.
 
     Attributes:
@@ -85,7 +94,7 @@ class Step(NamedTuple):
     place: Place | None
     regions: Sequence[tuple[int, int, int]]
     modes: str
-    contents: Sequence[Content]
+    contents: Sequence[Held]
 
     def accesses(self) -> Iterator[Access]:
         """Yield the accesses that touch at least a byte."""
@@ -93,7 +102,7 @@ class Step(NamedTuple):
             self.regions, self.modes, self.contents, strict=True
         ):
             if nbytes and mode != "-":
-                yield Access(memory, start, start + nbytes, mode, content)
+                yield Access(memory, start, start + nbytes, mode, content_of(content))
 
 
 def step_of(node: int, place: Place | None, accesses: Sequence[Access]) -> Step:
@@ -181,7 +190,7 @@ class Memory(NamedTuple):
     nbytes: int
     space: int
     address: int = 0
-    content: Content = UNDEFINED
+    content: Held = UNDEFINED
     is_constant: bool = False
     owner: Content | None = None
     is_scratch: bool = False

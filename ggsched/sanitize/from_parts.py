@@ -240,7 +240,7 @@ class _Writer:
 
     def _moved_step(self, machine: int, step: Step) -> Step:
         regions = [(self._memory(machine, a), first, n) for a, first, n in step.regions]
-        return step._replace(regions=regions)
+        return msgspec.structs.replace(step, regions=regions)
 
     def _spans(self, machine: int, spans: Sequence[Span]) -> list[Span]:
         return [(self._memory(machine, a), start, end) for a, start, end in spans]

@@ -6,8 +6,7 @@ the last write of a node to these bytes of the storage.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 from ggsched.ids import show
@@ -28,9 +27,11 @@ from ggsched.sanitize.events import (
     Event,
     EventStream,
     Found,
+    Held,
     Memory,
     Span,
     Step,
+    content_of,
     step_of,
 )
 from ggsched.sanitize.report import Touch
@@ -38,10 +39,6 @@ from ggsched.sanitize.spans import merge
 
 _HOST: Final = 0
 """The one host thread; the stream q is actor ``1 + q``."""
-
-_step: Final[Callable[..., Step]] = tuple.__new__
-_content: Final[Callable[..., Content]] = tuple.__new__
-"""These make a step and a content without a call of Python; a plan has thousands."""
 
 _NO_BYTES: Final = Region(0, 0, 0)
 
@@ -85,27 +82,36 @@ def from_plan(plan: Plan, effects: Sequence[Effects], runs: int) -> EventStream:
 
 
 def _memories(plan: Plan) -> dict[int, Memory]:
-    owners: dict[int, Content] = {}
+    owners: dict[int, int] = {}
     for value, region in zip(plan.splits.values, plan.memory.regions, strict=True):
         if value.bound:
-            owners[region.arena] = Content(value.id)
+            owners[region.arena] = value.id
     regions = plan.memory.regions
     filled = {regions[t.dst].arena for t in plan.splits.transfers if t.pattern is not None}
     memories = {}
     for arena in plan.memory.arenas:
-        content = UNKNOWN if arena.kind == "cache" else owners.get(arena.id, UNDEFINED)
+        held: Held = UNKNOWN if arena.kind == "cache" else owners.get(arena.id, UNDEFINED)
         if arena.id in filled:
-            content = UNDEFINED
+            held = UNDEFINED
+        owner = content_of(owners.get(arena.id, UNDEFINED)) if arena.kind == "state" else None
         memories[arena.id] = Memory(
             show("arena", arena.id),
             arena.nbytes,
             arena.id,
-            content=content,
+            content=held,
             is_constant=arena.kind == "weight",
-            owner=owners.get(arena.id, UNDEFINED) if arena.kind == "state" else None,
+            owner=owner,
             is_scratch=arena.kind not in ("weight", "state"),
         )
     return memories
+
+
+def splits_of_nodes(plan: Plan) -> list[int]:
+    """Return the split of each node, -1 for none."""
+    split_of = [-1] * len(plan.nodes)
+    for split in plan.splits.splits:
+        split_of[split.first : split.end] = [split.id] * (split.end - split.first)
+    return split_of
 
 
 class _Writer:
@@ -116,16 +122,15 @@ class _Writer:
         self._group_ends = {f.nodes[-1]: f.nodes[:-1] for f in plan.fusions}
         self._grouped = {n for f in plan.fusions for n in f.nodes}
         self._results: dict[int, Region] = {}
-        self._split_of = [-1] * len(plan.nodes)
-        for split in plan.splits.splits:
-            self._split_of[split.first : split.end] = [split.id] * (split.end - split.first)
+        self._split_of = splits_of_nodes(plan)
 
     def events(self) -> Iterator[Event]:
         """Yield the events of one run."""
         plan = self._plan
         yield from self._host(HOST_WRITES, plan.inputs, "w")
         for source, effects in enumerate(self._effects):
-            yield from self._waits(source, effects)
+            if effects.waits or effects.blocks_host or effects.is_barrier:
+                yield from self._waits(source, effects)
             if effects.steps:
                 is_node = effects.transfer < 0
                 yield from (self._nodes if is_node else self._transfer)(source, effects)
@@ -139,7 +144,7 @@ class _Writer:
         for slot, region in zip(slots, regions, strict=True):
             accesses += self._contents.of(slot.value, region, mode)
         if accesses:
-            spans = merge(_spans(regions))
+            spans = _union(regions)
             reads, writes = (spans, ()) if mode == "r" else ((), spans)
             step = step_of(-1, None, accesses)
             yield Event(source, "work", _HOST, reads=reads, writes=writes, steps=(step,))
@@ -163,7 +168,15 @@ class _Writer:
         t = plan.splits.transfers[effects.transfer]
         place = (t.before, 0, t.id)
         actor = 1 + effects.streams[0]
+        device = plan.streams.streams[effects.streams[0]].device
+        is_early = effects.reads_at_enqueue and plan.devices[device].snapshots_uploads  # CPY-4
         ((_, operands, modes),) = effects.steps
+        is_plain = t.has_source and modes == "rw" and not is_early and not effects.host_reads
+        if is_plain and not (t.src in contents.followed or t.dst in contents.followed):
+            moved = _union(operands[:1]), _union(operands[1:])
+            steps = (Step(-1, place, operands, modes, (t.src, t.dst)),)
+            yield Event(source, "work", actor, _HOST, True, False, *moved, steps)
+            return
         src, *caches, dst = operands if modes[0] == "r" else (_NO_BYTES, *operands)
         if t.has_source:
             reads, copied = contents.of(t.src, src, "r"), contents.copied(t.dst, dst)
@@ -174,58 +187,48 @@ class _Writer:
         if effects.host_reads and t.rows is not None:
             for region in effects.host_reads:
                 early += contents.of(t.rows.ids, region, "r")
-        device = plan.streams.streams[effects.streams[0]].device
-        if effects.reads_at_enqueue and plan.devices[device].snapshots_uploads:  # CPY-4
+        if is_early:
             early += reads
             reads = []
         if early:
             spans = merge([(a.memory, a.start, a.end) for a in early])
             step = step_of(-1, place, early)
             yield Event(source, "work", _HOST, reads=spans, steps=(step,))
-        yield Event(
-            source,
-            "work",
-            actor,
-            _HOST,
-            is_copy=True,
-            reads=merge(_spans((src,))) if reads else (),
-            writes=merge(_spans((*caches, dst))),
-            steps=(step_of(-1, place, [*reads, *writes]),),
-        )
+        moved = _union((src,)) if reads else [], _union((*caches, dst))
+        steps = (step_of(-1, place, [*reads, *writes]),)
+        yield Event(source, "work", actor, _HOST, True, False, *moved, steps)
 
     def _nodes(self, source: int, effects: Effects) -> Iterator[Event]:
         """Yield the work of nodes. A fusion group leaves all but its last result undefined."""
-        bindings, plain = self._plan.splits.bindings, self._contents.plain.__getitem__
-        split_of, grouped, is_followed = self._split_of, self._grouped, self._contents.is_followed
-        reads: list[Region] = []
-        writes: list[Region] = []
+        bindings, split_of = self._plan.splits.bindings, self._split_of
+        grouped, followed = self._grouped, self._contents.followed
+        reads: set[Region] = set()
+        writes: set[Region] = set()
         steps = []
+        known: str | None = None
         for node, operands, modes in effects.steps:
-            bound = bindings[node] if node >= 0 else (-1,) * len(operands)
-            place = (split_of[node], 1, node) if node >= 0 else None
-            contents = tuple(map(plain, bound))
-            reads_first, is_plain, read, written = _sides(modes)
-            if not reads_first or node in grouped or (is_followed and None in contents):
+            if node >= 0:
+                bound, place = bindings[node], (split_of[node], 1, node)
+                contents: Sequence[Held] = bound
+            else:
+                bound, place = (-1,) * len(operands), None
+                contents = (UNKNOWN,) * len(operands)
+            if modes != known:
+                known, (reads_first, is_plain, read, written) = modes, _sides[modes]
+            has_versions = followed and not followed.isdisjoint(bound)
+            if has_versions or not reads_first or node in grouped:
                 accesses = list(self._node(node, operands, modes, bound))
                 steps.append(step_of(node, place, accesses))
             else:
-                steps.append(_step(Step, (node, place, operands, modes, contents)))
+                steps.append(Step(node, place, operands, modes, contents))
             if is_plain:
-                reads += operands[:-1]
-                writes.append(operands[-1])
+                reads.update(operands[:-1])
+                writes.add(operands[-1])
             else:
-                reads += [operands[k] for k in read]
-                writes += [operands[k] for k in written]
-        yield Event(
-            source,
-            "work",
-            1 + effects.streams[0],
-            _HOST,
-            is_copy=effects.engine == "copy",
-            reads=merge(_spans(set(reads))),
-            writes=merge(_spans(set(writes))),
-            steps=steps,
-        )
+                reads.update([operands[k] for k in read])
+                writes.update([operands[k] for k in written])
+        touched, is_copy = (_union(reads), _union(writes)), effects.engine == "copy"
+        yield Event(source, "work", 1 + effects.streams[0], _HOST, is_copy, False, *touched, steps)
 
     def _node(
         self, node: int, operands: Sequence[Region], modes: str, bound: Sequence[int]
@@ -244,22 +247,41 @@ class _Writer:
                 yield from self._contents.of(value, region, mode)
 
 
-@cache
-def _sides(modes: str) -> tuple[bool, bool, tuple[int, ...], tuple[int, ...]]:
-    """Return what the modes of operands mean.
+_Sides = tuple[bool, bool, tuple[int, ...], tuple[int, ...]]
+"""What the modes of operands mean.
 
-    Returns:
-        Whether all reads stand before all writes; whether all operands but the last are read and
-        the last is written; which operands are read, and which are written.
-    """
-    written = tuple(k for k, mode in enumerate(modes) if mode not in "r-")
-    read = tuple(k for k, mode in enumerate(modes) if mode == "r")
-    is_plain = written == (len(modes) - 1,) and len(read) == len(modes) - 1
-    return "r" not in modes.lstrip("r-"), is_plain, read, written
+Whether all reads stand before all writes; whether all operands but the last are read and the last
+is written; which operands are read, and which are written.
+"""
 
 
-def _spans(regions: Iterable[Region]) -> list[Span]:
-    return [(arena, offset, offset + nbytes) for arena, offset, nbytes in regions]
+class _SidesOf(dict[str, _Sides]):
+    """The same by modes, worked out when they are first asked for."""
+
+    def __missing__(self, modes: str) -> _Sides:
+        written = tuple(k for k, mode in enumerate(modes) if mode not in "r-")
+        read = tuple(k for k, mode in enumerate(modes) if mode == "r")
+        is_plain = written == (len(modes) - 1,) and len(read) == len(modes) - 1
+        sides = self[modes] = "r" not in modes.lstrip("r-"), is_plain, read, written
+        return sides
+
+
+_sides: Final = _SidesOf()
+
+
+def _union(regions: Iterable[Region]) -> list[Span]:
+    """Return the bytes of regions as sorted spans that do not touch each other."""
+    merged: list[Span] = []
+    current, begin, until = -1, 0, 0
+    for arena, start, nbytes in sorted(regions):
+        if arena == current and start <= until:
+            if start + nbytes > until:
+                until = start + nbytes
+                merged[-1] = (arena, begin, until)
+        elif nbytes > 0:
+            current, begin, until = arena, start, start + nbytes
+            merged.append((arena, begin, until))
+    return merged
 
 
 def _plain(region: Region, mode: str) -> Access:
@@ -270,19 +292,12 @@ class _Contents:
     """Which content each access to a value means, while the commands are followed in order."""
 
     def __init__(self, plan: Plan, effects: Sequence[Effects]) -> None:
-        values = plan.splits.values
+        values, regions = plan.splits.values, plan.memory.regions
         self._effects = effects
         self._storage = [v.storage for v in values]
         followed = self._followed(plan)
-        self.is_followed = bool(followed)
-        self.plain: list[Content | None] = [
-            None if v.storage in followed else _content(Content, (v.id, 0)) for v in values
-        ]
-        self.plain.append(UNKNOWN)  # of value -1, which is none
-        regions = plan.memory.regions
-        self._origins = {
-            v.id: regions[v.id].offset - v.start for v in values if v.storage in followed
-        }
+        self.followed = {v.id for v in values if v.storage in followed} if followed else set()
+        self._origins = {v: regions[v].offset - values[v].start for v in self.followed}
         self._versions = {storage: IntervalMap(0) for storage in followed}
         self._now = 0
 
@@ -304,7 +319,7 @@ class _Contents:
             if effects.transfer < 0
             for node, _, modes in effects.steps
             if node >= 0
-            for k in _sides(modes)[3]
+            for k in _sides[modes][3]
         ]
         writes.update(map(self._storage.__getitem__, written))
         return {storage for storage in several if writes[storage] > 1}
@@ -314,8 +329,8 @@ class _Contents:
         arena, offset, nbytes = region
         if not nbytes:
             return []
-        content = self.plain[value]
-        if content is not None:
+        if value not in self.followed:
+            content = Content(value) if value >= 0 else UNKNOWN
             return [Access(arena, offset, offset + nbytes, mode, content)]
         versions, origin = self._versions[self._storage[value]], self._origins[value]
         start, end = offset - origin, offset + nbytes - origin
@@ -328,8 +343,7 @@ class _Contents:
     def copied(self, dst: int, to: Region) -> list[Access]:
         """Return the writes of a transfer, which bring its destination up to date."""
         arena, offset, nbytes = to
-        content = self.plain[dst]
-        if content is not None or not nbytes:
+        if dst not in self.followed or not nbytes:
             return self.of(dst, to, "w")
         versions, origin = self._versions[self._storage[dst]], self._origins[dst]
         start, end = offset - origin, offset + nbytes - origin

@@ -3,7 +3,7 @@
 A wait names two accesses that it keeps in order. A hazard of the host with itself states none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ggsched.ids import show
@@ -21,11 +21,10 @@ def find_bad_hazards(plan: Plan, all_effects: Sequence[Effects]) -> list[Finding
     walk = _Walk(plan, all_effects)
     findings = []
     for command, effects in zip(plan.commands, all_effects, strict=True):
-        if effects.hazard is not None:
-            for what in walk.problems(command, effects, effects.hazard):
-                what = f"{show('command', command.id)} {what}"
-                findings.append(Finding("hazard", what, command.id, "name what it keeps in order"))
-                break
+        hazard = effects.hazard
+        if hazard is not None and (what := walk.problem(command, effects, hazard)):
+            what = f"{show('command', command.id)} {what}"
+            findings.append(Finding("hazard", what, command.id, "name what it keeps in order"))
     return findings
 
 
@@ -42,36 +41,37 @@ class _Walk:
         for i, one in enumerate(effects):
             for event in one.records:
                 self._records.setdefault(event, i)
-            self._host_reads += one.host_reads
+            if one.host_reads:
+                self._host_reads += one.host_reads
             if one.reads_at_enqueue:  # CPY-4
                 device = plan.streams.streams[one.streams[0]].device
                 self._host_reads += one.reads if plan.devices[device].snapshots_uploads else ()
 
-    def problems(self, c: Command, effects: Effects, hazard: Hazard) -> Iterator[str]:
-        """Yield what is wrong with the hazard of a wait."""
-        earlier, later, count = hazard.earlier, hazard.later, len(self._effects)
-        in_range = -1 <= earlier < count and -1 <= later < count
-        if not in_range or not 0 <= hazard.start < hazard.end:
-            yield f"names {hazard}, which is not a hazard"
-            return
-        for event in effects.waits:
+    def problem(self, c: Command, effects: Effects, hazard: Hazard) -> str:
+        """Return what is wrong with the hazard of a wait; empty if nothing is."""
+        kind, _, start, end, earlier, later, _ = hazard
+        count = len(self._effects)
+        if not (-1 <= earlier < count and -1 <= later < count and 0 <= start < end):
+            return f"names {hazard}, which is not a hazard"
+        for event in effects.waits if effects.blocks_host else ():
             record = self._records.get(event)
-            if record is not None and effects.blocks_host:
-                on = self._effects[record].streams[0]
-                if on not in effects.streams:
-                    yield f"waits for an event of {show('stream', on)}, but names another stream"
+            if record is not None and self._effects[record].streams[0] not in effects.streams:
+                on = show("stream", self._effects[record].streams[0])
+                return f"waits for an event of {on}, but names another stream"
         if earlier == later == _HOST_COMMAND:
-            return
-        sides = ((earlier, hazard.kind != "WAR"), (later, hazard.kind != "RAW"))
-        if not all(self._touches(i, hazard, writes) for i, writes in sides):
-            yield f"names {hazard.text}, but these do not touch the bytes in that way"
-        elif not self._is_between(c, effects, hazard):
-            yield f"does not stand between the commands of {hazard.text}"
-        elif not effects.blocks_host:
-            if later == _HOST_COMMAND:
-                yield "does not hold back the host"
-            elif self._effects[later].streams[0] not in effects.streams:
-                yield f"does not hold back {show('command', later)}, which is on another stream"
+            return ""
+        touches = self._touches
+        if not (touches(earlier, hazard, kind != "WAR") and touches(later, hazard, kind != "RAW")):
+            return f"names {hazard.text}, but these do not touch the bytes in that way"
+        if not self._is_between(c, effects, hazard):
+            return f"does not stand between the commands of {hazard.text}"
+        if effects.blocks_host:
+            return ""
+        if later == _HOST_COMMAND:
+            return "does not hold back the host"
+        if self._effects[later].streams[0] not in effects.streams:
+            return f"does not hold back {show('command', later)}, which is on another stream"
+        return ""
 
     def _is_between(self, c: Command, effects: Effects, hazard: Hazard) -> bool:
         """Whether the wait is enqueued after the earlier and before the later command.
@@ -79,7 +79,7 @@ class _Walk:
         Across runs it may stand at the end of the one or at the beginning of the other; an event
         must have been recorded after the earlier command in the same run.
         """
-        covered = max((self._records.get(e, -1) for e in effects.waits), default=c.id)
+        covered = max([self._records.get(e, -1) for e in effects.waits], default=c.id)
         if not hazard.next_run:
             host_reads = hazard.kind == "RAW"  # the host writes first of all and reads last
             is_last = hazard.later == _HOST_COMMAND and host_reads
@@ -93,9 +93,9 @@ class _Walk:
             regions = self._host_writes if writes else self._host_reads
         else:
             effects = self._effects[command]
-            regions = effects.writes if writes else (*effects.reads, *effects.host_reads)
+            regions = effects.writes if writes else effects.reads + effects.host_reads
+        within, start, end = hazard.arena, hazard.start, hazard.end
         for arena, offset, nbytes in regions:
-            is_near = offset < hazard.end and hazard.start < offset + nbytes
-            if is_near and arena == hazard.arena:
+            if arena == within and offset < end and start < offset + nbytes:
                 return True
         return False

@@ -30,15 +30,20 @@ def find_overwritten_operands(plan: Plan, all_effects: Sequence[Effects]) -> lis
             node, operands, modes = step
             if node < 0 or node in grouped or modes[-1] not in "wp":
                 continue
-            arena, start, nbytes = operands[-1]
-            end = start + nbytes
-            for k, (near, first, length) in enumerate(operands):
-                if first < end and start < first + length and near == arena and modes[k] == "r":
-                    may_be_it = allowed[node]  # None for an op that is not known
-                    if may_be_it is None or (k in may_be_it and operands[k] == operands[-1]):
-                        continue
+            may_be_it = allowed[node]
+            if may_be_it is None:  # an op that is not known
+                continue
+            result = operands[-1]
+            arena, start, nbytes = result
+            k, end = -1, start + nbytes
+            for region in operands:
+                k += 1  # faster than to enumerate
+                if region is result and (modes[k] != "r" or k in may_be_it):
+                    continue  # most results lie like this
+                near, first, length = region
+                if near == arena and first < end and start < first + length and modes[k] == "r":
                     bound = plan.splits.bindings[node]
-                    if bound[k] != bound[-1]:
+                    if bound[k] != bound[-1] and not (k in may_be_it and region == result):
                         findings.append(_overwritten(i, step, k))
     return findings
 

@@ -30,12 +30,13 @@ _ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc", "capture", "ca
 
 def nothing(lanes: int) -> Clock:
     """Return the clock that knows of no work."""
-    return [[0] * (1 << SHIFT)] * (1 + (lanes >> SHIFT))
+    return [[0] * (1 << SHIFT)] * (lanes >> SHIFT) + [[0] * (lanes & MASK)]
 
 
 def join(into: Clock, other: Clock) -> None:
     """Add to a clock all that another one knows."""
-    for k, (mine, known) in enumerate(zip(into, other, strict=True)):
+    for k, known in enumerate(other):
+        mine = into[k]
         if mine is not known and mine != known:
             both = list(map(max, mine, known))
             into[k] = known if both == known else both

@@ -14,6 +14,7 @@ from ggsched.plan.effects import Effects
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Transfer
 from ggsched.sanitize.events import EventStream, Span
+from ggsched.sanitize.from_plan import splits_of_nodes
 from ggsched.sanitize.report import Finding, FindingKind
 from ggsched.sanitize.spans import merge, subtract
 
@@ -43,31 +44,31 @@ class _Walk:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._split_of = [-1] * len(plan.nodes)
-        for s in plan.splits.splits:
-            self._split_of[s.first : s.end] = [s.id] * (s.end - s.first)
+        self._split_of = splits_of_nodes(plan)
         self._launched: dict[int, int] = {}
         self._moved: dict[int, int] = {}
         self.findings: list[Finding] = []
 
     def transfer(self, command: Command, effects: Effects) -> None:
         """Compare a command with its transfer."""
-        plan, name = self._plan, show("command", command.id)
+        plan = self._plan
         t = plan.splits.transfers[effects.transfer]
         if isinstance(command, Fill):
             self.findings += _misfilled(plan, command, t)
         elif t.has_source:
             self.findings += _misplaced(plan, command.id, effects, t)
         if t.id in self._moved:
-            first = show("command", self._moved[t.id])
+            name, first = show("command", command.id), show("command", self._moved[t.id])
             what = f"{name} carries out transfer {t.id}, as {first} does"
             self._add("launch", command.id, what, "carry it out once")
         self._moved[t.id] = command.id
         if kind := _wrong_kind(plan, command, t):
+            name = show("command", command.id)
             what = f"{name} is not a {kind}, which transfer {t.id} is"
             self._add("launch", command.id, what, f"make it a {kind}")
         on, due = effects.streams[0], plan.streams.of_transfer[t.id]
         if on != due:
+            name = show("command", command.id)
             what = f"{name} is on {show('stream', on)}, transfer {t.id} on {show('stream', due)}"
             self._add("launch", command.id, what, f"put it on {show('stream', due)}")
 
@@ -79,8 +80,8 @@ class _Walk:
         for node, _, _ in effects.steps:
             if node < 0:
                 continue
-            is_right = on == of_node[node] and (split is None or split == split_of[node])
-            if node in launched or not is_right:
+            is_elsewhere = split is not None and split != split_of[node]
+            if is_elsewhere or on != of_node[node] or node in launched:
                 self._wrong_launch(i, node, on, split)
             launched[node] = i
         self._on_its_device(i, effects)

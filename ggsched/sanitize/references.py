@@ -47,12 +47,13 @@ def find_unknown(plan: Plan, effects: Sequence[Effects]) -> tuple[list[Finding],
     if found:
         return found, []
     sizes = [arena.nbytes for arena in plan.memory.arenas]
-    for i, (arena, offset, nbytes) in enumerate(plan.memory.regions):
-        if offset < 0 or nbytes < 0 or offset + nbytes > sizes[arena]:
-            problem = _bad_region(plan, plan.memory.regions[i])
-            found.append(Finding("region", f"{show('value', i)} {problem}", -1))
+    regions = {*plan.memory.regions}
+    inside = {r for r in regions if r[1] >= 0 and r[2] >= 0 and r[1] + r[2] <= sizes[r[0]]}
+    for i, region in enumerate(plan.memory.regions) if len(inside) < len(regions) else ():
+        if region not in inside:
+            found.append(Finding("region", f"{show('value', i)} {_bad_region(plan, region)}", -1))
     odd: list[tuple[int, Step]] = []
-    found += _in_commands(plan, effects, odd)
+    found += _in_commands(plan, effects, inside, odd)
     return found, [] if found else [f for i, step in odd for f in _outside(plan, i, step)]
 
 
@@ -97,8 +98,10 @@ def _in_splits(plan: Plan) -> Iterator[tuple[str, str]]:
     for s in plan.splits.splits:
         if s.first not in nodes or not s.first < s.end <= len(nodes):
             yield f"nodes [{s.first}, {s.end}) of {len(nodes)}", show("split", s.id)
-    for v, taken in plan.memory.overwrites.items():
-        if v not in values or taken not in values:
+    overwrites = plan.memory.overwrites
+    odd = {*overwrites, *overwrites.values()} - {*values}
+    for v, taken in overwrites.items() if odd else ():
+        if v in odd or taken in odd:
             yield f"value {v} overwrites {taken}", "memory"
 
 
@@ -178,8 +181,9 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
 def _tables(plan: Plan) -> Iterator[tuple[str, str]]:
     devices, streams = range(len(plan.devices)), range(len(plan.streams.streams))
     arenas, splits = range(len(plan.memory.arenas)), range(len(plan.splits.splits))
-    for tensor, device in plan.placement.homes.items():
-        if device not in devices:
+    odd = {*plan.placement.homes.values()} - {*devices}
+    for tensor, device in plan.placement.homes.items() if odd else ():
+        if device in odd:
             yield f"on device {device}", f"home of tensor {tensor}"
     for stream in {*plan.streams.of_node, *plan.streams.of_transfer}:
         if stream not in streams:
@@ -197,7 +201,10 @@ def _tables(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _in_commands(
-    plan: Plan, all_effects: Sequence[Effects], odd: list[tuple[int, Step]]
+    plan: Plan,
+    all_effects: Sequence[Effects],
+    inside: set[Region],
+    odd: list[tuple[int, Step]],
 ) -> Iterator[Finding]:
     streams, transfers = len(plan.streams.streams), len(plan.splits.transfers)
     for i, (command, effects) in enumerate(zip(plan.commands, all_effects, strict=True)):
@@ -207,14 +214,15 @@ def _in_commands(
         for q in effects.streams:
             if not 0 <= q < streams:
                 yield Finding("id", f"{show('command', i)} is on unknown stream {q}", i)
-        if min((*effects.records, *effects.waits), default=0) < 0:
+        events = effects.records or effects.waits
+        if events and min(*effects.records, *effects.waits, 0) < 0:
             yield Finding("id", f"{show('command', i)} names an event below zero", i)
         if effects.transfer != -1:
             if not 0 <= effects.transfer < transfers:
                 what = f"{show('command', i)} is unknown transfer {effects.transfer}"
                 yield Finding("id", what, i)
-            for step in effects.steps:
-                yield from _bad_regions(plan, i, step)
+            if not inside.issuperset(effects.steps[0].operands):
+                yield from _bad_regions(plan, i, effects.steps[0])
         elif effects.steps:
             yield from _in_steps(plan, i, effects.steps, odd)
         for region in effects.host_reads:

@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ggsched.errors import PlanError
 from ggsched.ir.join import join_graphs
@@ -55,8 +56,8 @@ def test_hazards_need_the_waits_of_the_data_and_no_others(s):
     assert sync == replace(plan_sync(s.order, s.streams, s.topology, within), known=sync.known)
     for item, syncs in sync.before.items():
         data = s.data_sync.before[item]
-        assert [x._replace(dependency=None) for x in syncs] == [
-            x._replace(dependency=None) for x in data
+        assert [structs.replace(x, dependency=None) for x in syncs] == [
+            structs.replace(x, dependency=None) for x in data
         ]
         assert all(x.dependency in within[item] for x in syncs)
 

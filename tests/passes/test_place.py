@@ -273,6 +273,17 @@ class TestUpgrade:
         found = placed(graph, machine("gpu:0", "cpu:0"), Constraints(homes))
         assert devices(found)[1] == 0, "a device of another kind"
 
+    def test_a_small_result_moves_back_up_to_a_node_that_has_no_device_yet(self):
+        g = GraphBuilder()
+        a, b = g.silu(g.input("a", (N,))), g.silu(g.input("b", (N,)))
+        total = g.add(a, b)
+        apart = g.gelu(g.input("c", (N,)))
+        graph = g.build(g.add(total, apart))
+        topology = machine(device("gpu:0", lacks=["gelu"]), "cpu:0")
+        found = placed(graph, topology, Constraints(pins={0: 1, 1: 1, 4: 0}))
+        assert devices(found) == [1, 1, 1, 1, 0]
+        assert causes(found)[2:4] == ["upgrade", "fill"]
+
 
 class TestFill:
     def test_takes_the_first_that_supports_it(self):

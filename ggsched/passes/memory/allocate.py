@@ -9,7 +9,7 @@ afterwards all the same, from the physical ranges. Only the slots of a staging r
 whatever the streams do: the waits for it are what a ring of that length costs.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -80,18 +80,19 @@ def allocate(
     regions: list[Region] = [Region(0, 0, 0)] * len(splits.values)
     bounds: dict[int, int] = {}
     hinted: dict[int, int] = {}
-    groups: dict[tuple[int, ArenaKind], list[Value]] = {}
+    alignments = {i: d.alignment for i, d in enumerate(topology.devices)} | {HOST: HOST_ALIGNMENT}
+    groups: defaultdict[tuple[int, ArenaKind], list[Value]] = defaultdict(list)
     for v in splits.values:
         if v.bound:
-            root = graph.tensors[v.storage]
-            kind: ArenaKind = "weight" if root.role is Role.WEIGHT else "state"
-            alignment = topology.devices[v.device].alignment
-            regions[v.id] = Region(len(arenas), 0, v.nbytes)
-            arenas.append(Arena(len(arenas), kind, v.device, v.nbytes, alignment, v.bound))
+            is_weight = graph.tensors[v.storage].role is Role.WEIGHT
+            kind: ArenaKind = "weight" if is_weight else "state"
+            alignment, number, nbytes = alignments[v.device], len(arenas), v.end - v.start
+            regions[v.id] = Region(number, 0, nbytes)
+            arenas.append(Arena(number, kind, v.device, nbytes, alignment, v.bound))
         elif v.ring < 0:
-            groups.setdefault((v.device, _ARENA_KINDS[v.kind]), []).append(v)
+            groups[v.device, _ARENA_KINDS[v.kind]].append(v)
     for (device, kind), values in sorted(groups.items()):
-        alignment = HOST_ALIGNMENT if device == HOST else topology.devices[device].alignment
+        alignment = alignments[device]
         # The host uses its slots before the first step and after the last one.
         lasting = kind in ("input", "output")
         order = Sequential(live.lives) if lasting else policy.order
@@ -125,10 +126,13 @@ class _Packer:
             apart = self._packed_by_writer(members, sizes)
             if apart is not None and apart.total < packed.total:
                 packed = apart._replace(bound=packed.bound)
-        nbytes = {v.id: v.nbytes for v in values}
+        nbytes = {v.id: v.end - v.start for v in values}
         for ids, offset in zip(members, packed.offsets, strict=True):
+            region = Region(arena, offset, nbytes[ids[0]])
             for v in ids:
-                regions[v] = Region(arena, offset, nbytes[v])
+                if nbytes[v] != region[2]:
+                    region = Region(arena, offset, nbytes[v])
+                regions[v] = region
         return packed.total, packed.bound.nbytes
 
     def _packed(self, members: list[list[int]], sizes: list[int]) -> Packed:
@@ -212,16 +216,16 @@ def _overwrites(
     """
     taken: dict[int, int] = {}
     without_hints: dict[int, int] = {}
-    values, lives, bindings = splits.values, live.lives, splits.bindings
+    values, lives = splits.values, live.lives
     held, hints, rings = live.held, policy.retention.held, policy.rings
     is_last = policy.order.is_last
-    for node, step in zip(graph.nodes, live.node_step, strict=True):
-        candidates = OPS[node.op].may_overwrite
+    may_overwrite = {op: OPS[op].may_overwrite for op in {node.op for node in graph.nodes}}
+    for node, step, bound in zip(graph.nodes, live.node_step, splits.bindings, strict=True):
+        candidates = may_overwrite[node.op]
         if not candidates or node.modes[-1] != "w":
             continue
-        bound = bindings[node.id]
         result = bound[-1]
-        if lives[result].birth != step or values[result].bound or values[result].kind != "home":
+        if lives[result][0] != step or values[result].bound or values[result].kind != "home":
             continue
         if result in rings:
             continue
@@ -229,11 +233,11 @@ def _overwrites(
             operand = bound[k] if k < len(bound) else result
             if (
                 operand != result
-                and lives[operand].death == step
+                and lives[operand][1] == step
                 and operand not in held.get(node.id, ())
                 and operand not in rings
                 and is_last(operand, result, step)
-                and _can_take(graph, node, k, splits)
+                and _can_take(graph, node, k, values, bound)
             ):
                 without_hints.setdefault(result, operand)
                 if operand not in hints.get(node.id, ()):
@@ -242,26 +246,24 @@ def _overwrites(
     return taken, without_hints
 
 
-def _can_take(graph: Graph, node: Node, k: int, splits: Splits) -> bool:
+def _can_take(
+    graph: Graph, node: Node, k: int, values: Sequence[Value], bound: Sequence[int]
+) -> bool:
     """Whether the result may lie exactly on operand ``k``."""
-    bound = splits.bindings[node.id]
     operand, result = graph.tensors[node.inputs[k]], graph.tensors[node.output]
-    value = splits.values[bound[k]]
-    if value.bound or value.ring >= 0 or value.device != splits.values[bound[-1]].device:
+    value = values[bound[k]]
+    if value.bound or value.ring >= 0 or value.device != values[bound[-1]].device:
         return False
     if operand.dtype is not result.dtype or operand.shape != result.shape:
         return False
-    if operand.strides != result.strides or (operand.offset, operand.end) != (
-        value.start,
-        value.end,
-    ):
+    offset, end = operand.offset, operand.offset + operand.nbytes
+    if operand.strides != result.strides or offset != value.start or end != value.end:
         return False
     if bound.count(value.id) == 1:
         return True
     others = (graph.tensors[t] for t, v in zip(node.inputs, bound, strict=False) if v == value.id)
     return all(
-        (t.offset, t.shape, t.strides) == (operand.offset, operand.shape, operand.strides)
-        for t in others
+        (t.offset, t.shape, t.strides) == (offset, operand.shape, operand.strides) for t in others
     ) and all(i in OPS[node.op].may_overwrite for i, v in enumerate(bound[:-1]) if v == value.id)
 
 

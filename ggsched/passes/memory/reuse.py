@@ -4,6 +4,7 @@ In program order where everything runs on one lane; on several lanes where the d
 them; with a memory budget also where an added wait is predicted to cost little.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,16 +82,15 @@ class Concurrent:
 
     def _apart(self, values: Sequence[int], lasts: Sequence[Touched]) -> Interferes:
         """Return whether blocks that begin with these values may share bytes (``ReuseOrder``)."""
-        births = [self._lives[v].birth for v in values]
-        first = [self._visibility.first[v] for v in values]
-        asked: list[dict[int, int]] = [{} for _ in values]
-        last = [list(touched.items()) for touched in lasts]
+        births = [self._lives[v][0] for v in values]
+        first = self._visibility.first
+        asked: defaultdict[int, dict[int, int]] = defaultdict(dict)
 
         def are_apart(i: int, j: int) -> bool:
             if births[i] > births[j]:  # what is complete somewhere came earlier in the program
                 i, j = j, i
-            answers, known = asked[j], first[j]
-            for lane, step in last[i]:
+            answers, known = asked[j], first[values[j]]
+            for lane, step in lasts[i].items():
                 found = answers.get(lane)
                 if found is None:
                     found = answers[lane] = -1 if known is None else known[lane]
@@ -113,10 +113,11 @@ class Concurrent:
         last = self._visibility.last
         if len(values) == 1:
             return last[values[0]]
-        found: dict[int, int] = {}
-        for v in values:
+        found = dict(last[values[0]])
+        for v in values[1:]:
             for lane, step in last[v].items():
-                found[lane] = max(step, found.get(lane, step))
+                if step > found.get(lane, -1):
+                    found[lane] = step
         return found
 
 

@@ -31,19 +31,19 @@ class _Last:
         return _Last(self.writer, dict(self.readers))
 
 
-class ArenaHistory:
+class ArenaHistory(IntervalMap[_Last]):
     """Last accesses of one arena. Items are integers in program order."""
 
-    __slots__ = ("_arena", "_map")
+    __slots__ = ("_arena",)
 
     def __init__(self, arena: int = 0) -> None:
+        super().__init__(_Last(_NOBODY, {}), _Last.copy)
         self._arena = arena
-        self._map = IntervalMap(_Last(_NOBODY, {}), _Last.copy)
 
     def read(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
         """Note a read; append a RAW conflict for each last writer."""
-        first, last = self._map.cut(start, end)
-        starts, values = self._map.starts, self._map.values
+        first, last = self.cut(start, end)
+        starts, values = self.starts, self.values
         for k in range(first, last):
             at = values[k]
             if at.writer >= 0:
@@ -52,8 +52,8 @@ class ArenaHistory:
 
     def write(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
         """Note a write; append WAR conflicts for readers and WAW for writers without readers."""
-        first, last = self._map.cut(start, end)
-        starts, values = self._map.starts, self._map.values
+        first, last = self.cut(start, end)
+        starts, values = self.starts, self.values
         arena = self._arena
         for k in range(first, last):
             at = values[k]
@@ -72,7 +72,7 @@ class ArenaHistory:
     def copy(self) -> "ArenaHistory":
         """Return what goes on by itself from here."""
         other = ArenaHistory(self._arena)
-        other._map = self._map.copy()
+        other.starts, other.values = list(self.starts), list(map(_Last.copy, self.values))
         return other
 
     def is_all_since(self, item: int) -> bool:
@@ -80,5 +80,5 @@ class ArenaHistory:
         return all(
             (at.writer == _NOBODY or at.writer >= item)
             and all(reader >= item for reader in at.readers.values())
-            for at in self._map.values
+            for at in self.values
         )

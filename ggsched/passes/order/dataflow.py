@@ -61,6 +61,7 @@ class _DataFlow:
     def _node(self, node_id: int, number: int, lane: int) -> None:
         node, bound = self.graph.nodes[node_id], self.splits.bindings[node_id]
         writer, histories = self.writer, self.histories
+        lane_of, latest = self.lane_of, self.latest
         for k, mode in enumerate(node.modes):
             value = bound[k]
             if mode == "-":
@@ -69,8 +70,10 @@ class _DataFlow:
                 self._part(node.tensors[k], value, mode, number, lane)
             elif mode != "r":
                 writer[value] = number
-            elif writer[value] >= 0:
-                self._after(writer[value], lane)
+            elif (earlier := writer[value]) >= 0:
+                other = lane_of[earlier]
+                if other != lane and latest.get(other, -1) < earlier:
+                    latest[other] = earlier
 
     def _transfer(self, t: Transfer, has_source: bool, number: int, lane: int) -> None:
         src, dst = self.splits.values[t.src], self.splits.values[t.dst]

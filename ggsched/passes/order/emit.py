@@ -12,7 +12,7 @@ import msgspec
 
 from ggsched.passes.order.happens_before import Sync
 from ggsched.passes.order.sync import SyncPlan
-from ggsched.passes.order.work import Work, cache_region, merge_regions, transfer_regions
+from ggsched.passes.order.work import Work, cache_region, merge_regions
 from ggsched.plan.command import (
     Barrier,
     Command,
@@ -69,11 +69,12 @@ class _Writer:
         recorded = {s.earlier for s in every if s.means in ("wait", "host_event")}
         between: list[tuple[int, Sync]] = []
         open_split = -1
+        open_ = self.open
         for i, item in enumerate(self.work):
             for s in before.get(i, ()):
                 if s.means in ("host_event", "host_stream"):
                     self._close_all()  # while the host waits, what it has must be under way
-                else:
+                elif item.stream in open_:
                     self._close(item.stream)
                 between.append((len(out), s))
                 out.append(_TO_COME)
@@ -81,14 +82,16 @@ class _Writer:
                 if item.source != open_split:
                     self._close_all()  # splits follow each other
                     open_split = item.source
-                self.open.setdefault(item.stream, []).append(i)
+                open_.setdefault(item.stream, []).append(i)
             else:
-                self._close_all()  # transfers belong between splits
+                if open_:
+                    self._close_all()  # transfers belong between splits
                 if item.kind != "host":
                     id_of[i] = len(out)
                     out.append(self._move(len(out), item))
             if i in recorded:
-                self._close(item.stream)
+                if item.stream in open_:
+                    self._close(item.stream)
                 event_of[i] = len(event_of)
                 out.append(Record(len(out), item.stream, event_of[i]))
         self._close_all()
@@ -98,15 +101,12 @@ class _Writer:
         return between
 
     def _close(self, stream: int) -> None:
-        items = self.open.pop(stream, None)
-        if items:
-            self.out.append(self._launch(items))
+        self.out.append(self._launch(self.open.pop(stream)))
 
     def _close_all(self) -> None:
-        if self.open:
-            for items in self.open.values():
-                self.out.append(self._launch(items))  # each takes the next number
-            self.open.clear()
+        for items in self.open.values():
+            self.out.append(self._launch(items))  # each takes the next number
+        self.open.clear()
 
     def _launch(self, numbers: Sequence[int]) -> Launch:
         number, work = len(self.out), self.work
@@ -144,7 +144,7 @@ class _Writer:
 
     def _move(self, number: int, item: Work) -> Command:
         transfer = self.splits.transfers[item.source]
-        src, dst = transfer_regions(self.splits, self.memory.regions, transfer)
+        src, dst = item.ends
         if transfer.rows is not None:
             ids, nbytes, through_host_view, _ = msgspec.structs.astuple(transfer.rows)
             cache = cache_region(self.splits, self.memory, transfer)

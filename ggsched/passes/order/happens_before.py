@@ -9,8 +9,8 @@ machines. The sanitizer has clocks of its own and does not use these.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ggsched.passes.order.enqueue_order import EnqueueOrder
 SyncKind = Literal["wait", "barrier", "host_event", "host_stream"]
 
 
-class Sync(NamedTuple):
+class Sync(msgspec.Struct, frozen=True, gc=False):
     """One synchronisation that must stand before an item.
 
     Attributes:
@@ -72,17 +72,6 @@ class HostClock:
             versions.append(self.version + 1)
             items.append(item)
 
-    def since(self, lane: int, is_enough: Callable[[int], bool]) -> int:
-        """Return the first version at which it knew enough of a lane; later ones do as well.
-
-        Args:
-            lane: The lane.
-            is_enough: Whether it is enough that an item is complete.
-        """
-        versions, items = self.past[lane]
-        at = bisect_left(items, True, key=is_enough)
-        return versions[at] if at < len(items) else self.version + 1
-
     def at(self, version: int, lane: int) -> int:
         """Return the latest item of a lane that it knew at a version."""
         versions, items = self.past[lane]
@@ -112,7 +101,14 @@ class AfterItem(msgspec.Struct, frozen=True, gc=False):
         """Return the latest item of a lane."""
         if lane == self.lane:
             return self.item
-        return max(self.beyond.get(lane, -1), self.host.at(self.version, lane))
+        beyond, host = self.beyond.get(lane, -1), self.host.at(self.version, lane)
+        return beyond if beyond > host else host
+
+    def covers(self, lane: int, item: int) -> bool:
+        """Whether an item of a lane is complete."""
+        if lane == self.lane:
+            return item <= self.item
+        return self.beyond.get(lane, -1) >= item or self.host.at(self.version, lane) >= item
 
     def known(self) -> list[tuple[int, int]]:
         """Return (lane, item) of all that the host need not know, itself included."""
@@ -152,14 +148,13 @@ class Clocks:
             host.version += 1
             return
         beyond, items = self._beyond[lane], host.items
-        news = [
-            (k, item)
-            for k, item in known
-            if item > items[k] and item > beyond.get(k, -1) and k != lane
-        ]
-        if news:  # what the host has learned since need not be kept
-            kept = {k: item for k, item in beyond.items() if item > items[k]}
-            kept.update(sorted(news))
+        kept: dict[int, int] | None = None
+        for k, item in known:
+            if item > items[k] and item > beyond.get(k, -1) and k != lane:
+                if kept is None:  # what the host has learned since need not be kept
+                    beyond = kept = {of: last for of, last in beyond.items() if last > items[of]}
+                kept[k] = item
+        if kept is not None:
             self._beyond[lane] = kept
 
     def enqueue(self, lane: int, item: int) -> None:

@@ -79,6 +79,8 @@ def _hazards_of(
             past.write(start, start + nbytes, number, lane, found)
     if not found:
         return ()
+    if len(found) == 1:
+        return found if lane_of[found[0][4]] != lane else ()
     latest: dict[int, Conflict] = {}
     for conflict in found:
         other = lane_of[conflict[4]]

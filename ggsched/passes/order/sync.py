@@ -63,7 +63,13 @@ def plan_sync(
         dependencies: For each item earlier ones that it must follow, at most one of each lane.
         planned: Synchronisation that stays as far as it is what the dependencies need.
     """
-    return _Synchroniser(order, streams, topology).plan(dependencies, planned)
+    before: dict[int, Sequence[Sync]] = {}
+    first = 0
+    if planned is not None:
+        before, first = _keep(order, dependencies, planned)
+        if first == len(dependencies):
+            return SyncPlan(before, known=planned.known)
+    return _Synchroniser(order, streams, topology).plan(dependencies, before, first)
 
 
 def sync_across_runs(
@@ -131,16 +137,13 @@ class _Synchroniser:
         self.known = HappensBefore(order) if known is None else known
 
     def plan(
-        self, dependencies: Sequence[Sequence[Conflict]], planned: SyncPlan | None
+        self,
+        dependencies: Sequence[Sequence[Conflict]],
+        before: dict[int, Sequence[Sync]],
+        first: int,
     ) -> SyncPlan:
-        """Plan the synchronisation inside one run."""
-        before: dict[int, Sequence[Sync]] = {}
-        first = 0
-        if planned is not None:
-            before, first = self._keep(dependencies, planned)
-            if first == len(dependencies):
-                return SyncPlan(before, known=planned.known)
-        known, covers = self.known, self.known.covers
+        """Plan the synchronisation inside one run, from the first item that has none yet."""
+        known, knows, lane_of = self.known, self.known.clocks.knows, self.known.lane_of
         for item in range(first):
             for s in before.get(item, ()):
                 known.note(s)
@@ -152,41 +155,11 @@ class _Synchroniser:
                     found = sorted(found, key=_latest_first)
                 needed: list[Sync] = []
                 for d in found:
-                    if not covers(item, d):
+                    if not knows(lane_of[item], lane_of[d[4]], d[4]):
                         before[item] = needed
                         needed.append(self.discharge(item, d))
             known.enqueue(item, item)
         return SyncPlan(before, known=known)
-
-    def _keep(
-        self, dependencies: Sequence[Sequence[Conflict]], planned: SyncPlan
-    ) -> tuple[dict[int, Sequence[Sync]], int]:
-        """Return what stays, its dependencies named, and the first item for which it is not right.
-
-        What stays before an item is what its dependencies require, and all that these require.
-        """
-        before: dict[int, Sequence[Sync]] = {}
-        assert planned.known is not None
-        host = planned.known.lanes.host
-        lane_of, syncs_of, after = self.known.lane_of, planned.before, planned.known.clocks.after
-        for item, found in enumerate(dependencies):
-            if found:
-                known = after(item)
-                for d in found:
-                    lane = lane_of[d[4]]
-                    if lane != host and known[lane] < d[4]:  # what the host did is known to all
-                        return before, item
-            if item in syncs_of:
-                named = [
-                    Sync(s.means, s.stream, s.earlier, d, item)
-                    for s in syncs_of[item]
-                    for d in found
-                    if d[4] == s.earlier
-                ]
-                if len(named) < len(syncs_of[item]):
-                    return before, item
-                before[item] = named
-        return before, len(dependencies)
 
     def discharge(self, item: int, d: Conflict, next_run: bool = False) -> Sync:
         """Choose the means for one dependency and note what it implies."""
@@ -220,6 +193,38 @@ class _Synchroniser:
         if not devices[waiter].has_events or self.topology.wait_path(waiter, recorder) == "host":
             return "host_event"
         return "wait"
+
+
+def _keep(
+    order: EnqueueOrder, dependencies: Sequence[Sequence[Conflict]], planned: SyncPlan
+) -> tuple[dict[int, Sequence[Sync]], int]:
+    """Return what stays, its dependencies named, and the first item for which it is not right.
+
+    What stays before an item is what its dependencies require, and all that these require.
+    """
+    before: dict[int, Sequence[Sync]] = {}
+    assert planned.known is not None
+    host, lane_of = order.lanes.host, order.lanes.of_item
+    syncs_of, after = planned.before, planned.known.clocks.after
+    for item, found in enumerate(dependencies):
+        syncs = syncs_of.get(item, ())
+        named = syncs and [
+            Sync(s.means, s.stream, s.earlier, d, item)
+            for s in syncs
+            for d in found
+            if d[4] == s.earlier
+        ]
+        if len(named) < len(syncs):
+            return before, item
+        if len(named) < len(found):
+            known = after(item)
+            for d in found:
+                lane = lane_of[d[4]]
+                if lane != host and not known.covers(lane, d[4]):  # all know what the host did
+                    return before, item
+        if named:
+            before[item] = named
+    return before, len(dependencies)
 
 
 def _latest_first(d: Conflict) -> int:

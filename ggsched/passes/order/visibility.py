@@ -16,7 +16,7 @@ from sys import maxsize
 
 import msgspec
 
-from ggsched.passes.order.enqueue_order import EnqueueOrder, Item
+from ggsched.passes.order.enqueue_order import EnqueueOrder
 from ggsched.passes.order.happens_before import AfterItem
 from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.sync import SyncPlan
@@ -54,13 +54,18 @@ class Visibility:
             values: The values that count.
             touched: The last steps of each lane that touch some bytes.
         """
-        born = sorted((self.born[v], v) for v in values if v in self.born)
+        born = sorted([(self.born[v], v) for v in values if v in self.born])
         births = _Births([known for _, v in born if (known := self.first[v]) is not None])
         steps = [*(step for step, _ in born), -1]
-        return [
-            steps[max((births.last_unaware(k, step) for k, step in last.items()), default=-1)]
-            for last in touched
-        ]
+        found = []
+        for last in touched:
+            latest = -1
+            for lane, step in last.items():
+                number = births.last_unaware(lane, step)
+                if number > latest:
+                    latest = number
+            found.append(steps[latest])
+        return found
 
 
 class KnownSteps(msgspec.Struct, frozen=True, gc=False):
@@ -80,8 +85,9 @@ class KnownSteps(msgspec.Struct, frozen=True, gc=False):
 
     def __getitem__(self, lane: int) -> int:
         """Return the last step of a lane, -1 for none."""
-        step = self.before if lane == self.after.lane else self.steps[self.after[lane]]
-        return min(step, self.most)
+        after = self.after
+        step = self.before if lane == after.lane else self.steps[after[lane]]
+        return step if step < self.most else self.most
 
 
 class _Births:
@@ -99,39 +105,50 @@ class _Births:
         for number, k in enumerate(known):
             for lane in {*k.after.beyond, k.after.lane}:
                 self._aware.setdefault(lane, []).append(number)
-        self._of_lane: dict[int, tuple[list[int], list[int]]] = {}
+        self._of_lane: dict[int, _OfLane] = {}
 
     def last_unaware(self, lane: int, step: int) -> int:
         """Return the number of the birth, -1 for none."""
         if not self._known:
             return -1
-        some = self._known[0]
-        since = some.after.host.since(lane, lambda item: some.steps[item] >= step)
-        last = bisect_left(self._versions, since) - 1
-        aware = self._aware.get(lane)
-        if aware is not None:
-            floors, unaware = self._lane(lane, aware)
+        known = self._of_lane.get(lane)
+        if known is None:
+            known = self._of_lane[lane] = self._lane(lane)
+        host_steps, host_unaware, aware, floors, unaware = known
+        last = host_unaware[bisect_left(host_steps, step)]
+        if aware:
             at = bisect_left(aware, last)
             if at < len(aware) and aware[at] == last:
                 last = unaware[at]
             at = bisect_left(floors, step)
-            last = max(last, aware[at - 1] if at else -1)
-        return max(last, bisect_left(self._most, step) - 1)
+            if at and aware[at - 1] > last:
+                last = aware[at - 1]
+        if self._most[0] < step:
+            last = max(last, bisect_left(self._most, step) - 1)
+        return last
 
-    def _lane(self, lane: int, aware: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return, for the births that know more of a lane than the host, the last one of these.
+    def _lane(self, lane: int) -> "_OfLane":
+        some = self._known[0]
+        versions, items = some.after.host.past[lane]
+        host_steps = list(map(some.steps.__getitem__, items))
+        host_unaware = [bisect_left(self._versions, version) - 1 for version in versions]
+        host_unaware.append(len(self._known) - 1)
+        aware = self._aware.get(lane, [])
+        floors = _floors([self._known[number][lane] for number in aware])
+        unaware: list[int] = []
+        for at, number in enumerate(aware):
+            follows = at > 0 and aware[at - 1] == number - 1
+            unaware.append(unaware[-1] if follows else number - 1)
+        return host_steps, host_unaware, aware, floors, unaware
 
-        Returns:
-            The least step that is known then or later; and the last birth before that is no such.
-        """
-        if lane not in self._of_lane:
-            floors = _floors([self._known[number][lane] for number in aware])
-            unaware: list[int] = []
-            for at, number in enumerate(aware):
-                follows = at > 0 and aware[at - 1] == number - 1
-                unaware.append(unaware[-1] if follows else number - 1)
-            self._of_lane[lane] = floors, unaware
-        return self._of_lane[lane]
+
+_OfLane = tuple[list[int], list[int], list[int], list[int], list[int]]
+"""What decides which births know a step of a lane to be complete.
+
+The steps that the host has learned, one after another; the last birth before it learns each, and
+the last of all. The births that know more than the host; the least step that is known at each of
+them or at a later one; and the last birth before each that is no such.
+"""
 
 
 def _floors(values: Sequence[int]) -> list[int]:
@@ -150,56 +167,37 @@ def find_visibility(
         order: The items.
         sync: The synchronisation that the data flow needs.
     """
-    return _Table(splits, live, order, sync).fill()
+    clocks, lives, bindings = sync.clocks(), live.lives, splits.bindings
+    node_step, transfer_step, nodes = live.node_step, live.transfer_step, order.nodes
+    count = len(splits.values)
+    first: list[KnownSteps | None] = [None] * count
+    last: list[dict[int, int]] = [{} for _ in range(count)]
+    writer = [-1] * count
+    born: dict[int, int] = {}
+    # The last item is the host's and has no step, so what is -1 in a clock becomes -1.
+    last_step = [-1] * len(order.items)
 
-
-class _Table:
-    def __init__(self, splits: Splits, live: Liveness, order: EnqueueOrder, sync: SyncPlan) -> None:
-        self.splits, self.live, self.order, self.clocks = splits, live, order, sync.clocks()
-        self.last_step = list(map(self._last_step, order.items))
-        values = len(splits.values)
-        self.first: list[KnownSteps | None] = [None] * values
-        self.last: list[dict[int, int]] = [{} for _ in range(values)]
-        self.writer = [-1] * values
-        self.born: dict[int, int] = {}
-
-    def fill(self) -> Visibility:
-        bindings, transfers = self.splits.bindings, self.splits.transfers
-        node_step, transfer_step = self.live.node_step, self.live.transfer_step
-        lane_of, nodes = self.order.lanes.of_item, self.order.nodes
-        for number, item in enumerate(self.order.items):
-            if item.kind == "host":
-                continue
-            lane = lane_of[number]
-            if item.kind == "launch":
-                for n in nodes[item.first : item.end]:
-                    self._note(number, lane, node_step[n], bindings[n])
-            else:
-                t = transfers[item.source]
-                touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
-                self._note(number, lane, transfer_step[t.id], touched)
-        return Visibility(tuple(self.first), tuple(self.last), tuple(self.writer), self.born)
-
-    def _note(self, number: int, lane: int, step: int, touched: Sequence[int]) -> None:
+    def note(number: int, lane: int, step: int, touched: Sequence[int]) -> None:
         """Note what a step of an item touches; the last of it is written."""
         for v in touched:
-            self.last[v][lane] = step
+            last[v][lane] = step
         written = touched[-1]
-        if self.first[written] is None:
-            # The last item is the host's and has no step, so what is -1 in a clock becomes -1.
-            birth = self.live.lives[written].birth
+        if written not in born:
+            birth = lives[written][0]
             # If its group runs later than it stands, that is not program order.
             most = birth - 1 if birth < step else maxsize
-            known = KnownSteps(self.clocks[number], self.last_step, step - 1, most)
-            self.first[written] = known
-            self.writer[written] = lane
-            self.born[written] = step
+            first[written] = KnownSteps(clocks[number], last_step, step - 1, most)
+            writer[written] = lane
+            born[written] = step
 
-    def _last_step(self, item: Item) -> int:
-        match item.kind:
-            case "host":
-                return -1
-            case "launch":
-                return self.live.node_step[self.order.nodes[item.end - 1]]
-            case _:
-                return self.live.transfer_step[item.source]
+    for number, (item, lane) in enumerate(zip(order.items, order.lanes.of_item, strict=True)):
+        if item.kind == "launch":
+            for n in nodes[item.first : item.end]:
+                note(number, lane, node_step[n], bindings[n])
+            last_step[number] = node_step[nodes[item.end - 1]]
+        elif item.kind != "host":
+            t = splits.transfers[item.source]
+            step = last_step[number] = transfer_step[t.id]
+            touched = (t.src, t.dst) if t.rows is None else (t.src, t.rows.ids, t.dst)
+            note(number, lane, step, touched)
+    return Visibility(tuple(first), tuple(last), tuple(writer), born)

@@ -3,7 +3,8 @@
 Hazards are found on these, and ``sync`` turns them into commands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -12,6 +13,11 @@ from ggsched.passes.order.enqueue_order import Item, WorkKind, host_reads, is_ed
 from ggsched.plan.effects import Step
 from ggsched.plan.memory import Memory, Region
 from ggsched.plan.splits import Splits, Transfer
+
+_step: Final[Callable[..., Step]] = tuple.__new__
+"""Makes a step without a call of Python; a plan has thousands."""
+
+_NOWHERE: Final = Region(0, 0, 0)
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
@@ -24,6 +30,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
         reads: Bytes that are read, merged and sorted.
         writes: Bytes that are written, likewise.
         steps: The nodes of a launch.
+        ends: The bytes that a transfer comes from and goes to.
     """
 
     kind: WorkKind
@@ -32,23 +39,23 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     reads: tuple[Region, ...]
     writes: tuple[Region, ...]
     steps: tuple[Step, ...] = ()
+    ends: tuple[Region, Region] = (_NOWHERE, _NOWHERE)
+
+
+_Touched = tuple[tuple[Step, ...], tuple[Region, ...], tuple[Region, ...]]
+"""The steps of some nodes, what they read together, and what they write."""
 
 
 def list_work(
     graph: Graph, splits: Splits, items: Sequence[Item], order: Sequence[int], memory: Memory
 ) -> list[Work]:
     """Return the work of each item, whose nodes run in this order."""
-    calls = _calls(graph, splits, memory.regions)
+    touched = _toucher(graph, splits, memory.regions)
     work = []
     for number, item in enumerate(items):
         if item.kind == "launch":
-            if item.end == item.first + 1:
-                step, reads, writes = calls[order[item.first]]
-                steps: tuple[Step, ...] = (step,)
-            else:
-                steps, reads, writes = _joined([calls[n] for n in order[item.first : item.end]])
-            read, written = merge_regions(reads), merge_regions(writes)
-            work.append(Work("launch", item.stream, item.source, read, written, steps))
+            steps, reads, writes = touched(order[item.first : item.end])
+            work.append(Work("launch", item.stream, item.source, reads, writes, steps))
         elif item.kind != "host":
             work.append(_transfer(splits, memory, item))
         elif is_edge(items, number):
@@ -70,25 +77,18 @@ def _edge(splits: Splits, regions: Sequence[Region], item: Item) -> Work:
 
 
 def _transfer(splits: Splits, memory: Memory, item: Item) -> Work:
-    t = splits.transfers[item.source]
-    read, write = transfer_regions(splits, memory.regions, t)
-    reads = (read,) if item.has_source and read.nbytes else ()
-    writes: tuple[Region, ...] = (write,) if write.nbytes else ()
-    cache = cache_region(splits, memory, t)
-    if cache is not None:
-        writes = merge_regions([*writes, cache])
-    return Work(item.kind, item.stream, item.source, reads, writes)
-
-
-def transfer_regions(
-    splits: Splits, regions: Sequence[Region], t: Transfer
-) -> tuple[Region, Region]:
-    """Return the bytes that a transfer reads and the bytes that it writes."""
+    t, regions = splits.transfers[item.source], memory.regions
     src, dst = splits.values[t.src], splits.values[t.dst]
-    read = regions[t.src]
+    read, write = regions[t.src], regions[t.dst]
     if dst.start != src.start or dst.end != src.end:
-        read = Region(read.arena, read.offset + dst.start - src.start, dst.nbytes)
-    return read, regions[t.dst]
+        read = Region(read[0], read[1] + dst.start - src.start, dst.nbytes)
+    reads = (read,) if item.has_source and read[2] else ()
+    writes: tuple[Region, ...] = (write,) if write[2] else ()
+    if t.rows is not None:
+        cache = cache_region(splits, memory, t)
+        if cache is not None:
+            writes = merge_regions([*writes, cache])
+    return Work(item.kind, item.stream, item.source, reads, writes, (), (read, write))
 
 
 def cache_region(splits: Splits, memory: Memory, t: Transfer) -> Region | None:
@@ -102,49 +102,45 @@ def cache_region(splits: Splits, memory: Memory, t: Transfer) -> Region | None:
     return None
 
 
-_Call = tuple[Step, list[Region], list[Region]]
-"""A node's step, what it reads, and what it writes."""
-
-
-def _calls(graph: Graph, splits: Splits, regions: Sequence[Region]) -> list[_Call]:
-    """Return what each node touches."""
-    tensors = graph.tensors
+def _toucher(
+    graph: Graph, splits: Splits, regions: Sequence[Region]
+) -> Callable[[Sequence[int]], _Touched]:
+    """Return a function that returns what some nodes touch."""
+    nodes, tensors, bindings = graph.nodes, graph.tensors, splits.bindings
     starts = [v.start for v in splits.values]
-    calls = []
-    for node, bound in zip(graph.nodes, splits.bindings, strict=True):
-        operands: list[Region] = []
+
+    def touched(ids: Sequence[int]) -> _Touched:
+        steps: list[Step] = []
         reads: list[Region] = []
         writes: list[Region] = []
-        for tid, value, mode in zip(node.tensors, bound, node.modes, strict=True):
-            t, region = tensors[tid], regions[value]
-            into = t.offset - starts[value]
-            if into or t.nbytes != region.nbytes:
-                region = Region(region.arena, region.offset + into, t.nbytes)
-            operands.append(region)
-            if mode == "r":
-                reads.append(region)
-            elif mode != "-":
-                writes.append(region)
-        calls.append((Step(node.id, tuple(operands), node.modes), reads, writes))
-    return calls
+        for n in ids:
+            node = nodes[n]
+            modes, operands = node.modes, []
+            tids = (*node.inputs, node.output)
+            k = 0
+            for value in bindings[n]:
+                t, mode, region, start = tensors[tids[k]], modes[k], regions[value], starts[value]
+                k += 1  # noqa: SIM113  # faster than to count and to zip
+                if t.offset != start or t.nbytes != region[2]:
+                    region = Region(region[0], region[1] + t.offset - start, t.nbytes)
+                operands.append(region)
+                if mode == "r":
+                    reads.append(region)
+                elif mode != "-":
+                    writes.append(region)
+            steps.append(_step(Step, (n, tuple(operands), modes)))
+        return tuple(steps), merge_regions(reads), merge_regions(writes)
 
-
-def _joined(calls: Sequence[_Call]) -> tuple[tuple[Step, ...], list[Region], list[Region]]:
-    """Return what several nodes touch together."""
-    steps = tuple([step for step, _, _ in calls])
-    reads = [region for _, reads, _ in calls for region in reads]
-    writes = [region for _, _, writes in calls for region in writes]
-    return steps, reads, writes
+    return touched
 
 
 def merge_regions(regions: list[Region]) -> tuple[Region, ...]:
-    """Return sorted regions without overlaps or empty ones; sorts the list."""
+    """Return sorted regions without overlaps or empty ones."""
     if len(regions) < 2:
         return tuple(regions) if regions and regions[0][2] else ()
-    regions.sort()
     merged: list[Region] = []
     last_arena, last_start, last_end = -1, 0, 0
-    for region in regions:
+    for region in sorted(regions if len(regions) < 4 else set(regions)):
         arena, start, nbytes = region
         if not nbytes:
             continue

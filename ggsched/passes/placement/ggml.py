@@ -184,8 +184,8 @@ def _keep_small_results(work: PlacementTables) -> None:
     for start in starts:
         there = home[out[start - 1]]
         for i in range(start, len(out)):
-            storage = out[i]
-            if there < 0 or home[storage] == there or choice[storage].cause != "expand-up":
+            storage, here = out[i], home[out[i]]
+            if here in (there, -1) or there < 0 or choice[storage].cause != "expand-up":
                 break
             is_small = work.graph.tensors[storage].nbytes <= SMALL_NBYTES
             is_able = work.able[storage] >> there & 1

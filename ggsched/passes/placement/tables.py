@@ -28,7 +28,7 @@ class PlacementTables:
 
     def is_open(self) -> bool:
         """Whether a storage that nodes write has no home yet."""
-        return any(self.home[storage] < 0 for storage in self.out)
+        return min(map(self.home.__getitem__, self.out), default=0) < 0
 
     def has(self, device: int) -> bool:
         """Whether a device index exists."""
@@ -96,19 +96,22 @@ def place_pinned(work: PlacementTables, constraints: Constraints) -> None:
         if not work.has(device):
             raise _no_device(device, name)
         if tensor.role is not Role.WEIGHT:
-            _pin(work, tensor.id, device, "owner", name)
+            _pin(work, tensor.id, PlacementChoice(device, "owner", name))
+    count, out = len(work.graph.nodes), work.out
+    choices = [PlacementChoice(i, "pin", d.name) for i, d in enumerate(work.topology.devices)]
     for node_id, device in constraints.pins.items():
-        if not 0 <= node_id < len(work.graph.nodes):
+        if not 0 <= node_id < count:
             raise PlanError(f"pin of node {node_id}, which does not exist", where=work.graph.name)
         if not work.has(device):
             raise _no_device(device, work.graph.label(work.graph.nodes[node_id]))
-        _pin(work, work.out[node_id], device, "pin", work.topology.devices[device].name)
+        _pin(work, out[node_id], choices[device])
 
 
-def _pin(work: PlacementTables, storage: int, device: int, cause: Cause, detail: str) -> None:
-    if work.home[storage] not in (-1, device) or not work.able[storage] >> device & 1:
+def _pin(work: PlacementTables, storage: int, choice: PlacementChoice) -> None:
+    home, device = work.home[storage], choice.device
+    if (home != device and home >= 0) or not work.able[storage] >> device & 1:
         raise _cannot_pin(work, storage, device)
-    work.settle(storage, device, cause, detail)
+    work.home[storage], work.choice[storage] = device, choice
 
 
 def _cannot_pin(work: PlacementTables, storage: int, device: int) -> PlanError:
