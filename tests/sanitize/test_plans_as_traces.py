@@ -1,5 +1,7 @@
 """A plan and its trace: two checkers that share no walk come to one verdict."""
 
+import re
+
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 
@@ -23,6 +25,21 @@ def kinds_of_trace(plan):
     return {f.kind for f in check_trace(unroll(plan, 2).trace).findings}
 
 
+def is_held_twice(plan):
+    """Return the kind of a finding for which the same bytes are there as another value.
+
+    Two copies of one storage lie in the same place, and nothing has written it between them, which
+    the trace would show. The checker of plans calls it reuse all the same.
+    """
+    found = [f for f in check_plan(plan).findings if SAME.get(f.kind, f.kind) == "content"]
+    values = plan.splits.values
+    for finding in found:
+        names = re.findall(r"\bv(\d+)", finding.what) if finding.kind == "reuse" else []
+        if len({(values[int(v)].kind, values[int(v)].storage) for v in names}) != 1:
+            return set()
+    return {"content"} if found else set()
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(plan=plans())
 def test_plans_are_clean_as_traces(plan):
@@ -42,7 +59,7 @@ def test_mutants(name, plan):
         by_plan, by_trace = kinds_of_plan(mutant), kinds_of_trace(mutant)
         assert not by_trace or by_plan, what
         # What is wrong with the plan may do no harm; the checker of traces sees harm only.
-        harmless = by_plan <= {"region", "hazard", "launch"}
+        harmless = by_plan - is_held_twice(mutant) <= {"region", "hazard", "launch"}
         assert by_trace or "disorder" in by_plan or harmless, (what, by_plan)
         if "race" in by_plan | by_trace:
             assert {"race"} <= by_plan & by_trace, what
