@@ -92,6 +92,8 @@ class Builder:
 
     Attributes:
         weights_end: Where the weights end that the part reads, if that is known.
+        ahead: How far ahead weights of this row are fetched, in bytes, on targets that
+            ``fetches_past_caches``.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Builder:
     )
     result: str = "i64"
     weights_end: Value | None = None
+    ahead: Value | None = None
     declared: dict[str, str] = field(default_factory=dict)
     _lines: list[str] = field(default_factory=list)
     _variables: list[str] = field(default_factory=list)
@@ -301,11 +304,12 @@ class Builder:
         Args:
             pointer: The address.
             to_write: Whether this processor is to own the line.
-            level: Of the cache: 1 or 2.
+            level: Of the cache: 1 or 2; 0 for the first one alone, past the others.
         """
+        locality = 4 - level if level else 0
         self.declared["llvm.prefetch.p0"] = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
         self.line(
-            f"call void @llvm.prefetch.p0({pointer}, i32 {int(to_write)}, i32 {4 - level}, i32 1)"
+            f"call void @llvm.prefetch.p0({pointer}, i32 {int(to_write)}, i32 {locality}, i32 1)"
         )
 
     def arg(self, slot: int) -> Value:

@@ -33,8 +33,15 @@ def fetch(
             and faster from the third cache.
         is_fast: Whether the kernel waits for memory and not for its own arithmetic. Some processors
             then fetch best by themselves.
+
+    Processors that fetch past their caches do so ``b.ahead`` bytes ahead, whatever the kernel does.
     """
     if is_fast and b.target.fetches_streams:
+        return
+    if b.ahead is not None:
+        far = b.offset(pointer, b.ahead)
+        for at in range(0, nbytes, _LINE):
+            b.prefetch(b.offset(far, at), level=0)
         return
     near, far = b.offset(pointer, NEAR), b.offset(pointer, FAR)
     if b.weights_end is not None:

@@ -57,6 +57,15 @@ class Target:
         return self.cpu == "znver4"
 
     @property
+    def fetches_past_caches(self) -> bool:
+        """Whether weights are fetched into the first cache alone (``prefetchnta``).
+
+        Measured on Zen 5: 10 to 30 % faster from memory than in two steps, and the second and third
+        cache keep what the host uses between two tokens. On Intel it is half the rate.
+        """
+        return self.cpu == "znver5"
+
+    @property
     def dot(self) -> Dot:
         """See ``Dot``."""
         if self.is_x86:

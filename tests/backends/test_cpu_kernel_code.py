@@ -103,6 +103,15 @@ def test_a_processor_that_fetches_streams_is_left_alone(family, fetches):
     assert "prefetch" in code_of(f"gemv_{family}", AVX512_BF16)
 
 
+@pytest.mark.parametrize("family", ["f32_f32", "f16_f32", "bf16_bf16", "q8_0_int8", "q4_k_int8"])
+def test_a_processor_that_fetches_past_its_caches(family):
+    """One line for each that is used, into the first cache alone; other kernels fetch as before."""
+    zen_5 = Target(AVX512_BF16.triple, "znver5", AVX512_BF16.features)
+    kinds = set(re.findall(r"prefetch\w+", code_of(f"gemv_{family}", zen_5)))
+    assert kinds == {"prefetchnta"}
+    assert "prefetchnta" not in code_of(f"gemv_{family}", AVX512_BF16)
+
+
 def test_processors_that_have_no_kernels():
     assert not Target("x86_64-unknown-linux-gnu", "nehalem", "+sse4.2").is_supported
     assert not Target("riscv64-unknown-linux-gnu", "generic", "").is_supported
