@@ -4,8 +4,9 @@ A kernel that is launched with PDL waits before it reads anything (``programmati
 although some of what it reads may have been there for long: caches, masks and positions, where the
 predecessor computes queries. Two things make it safe to read these before:
 
-- The predecessor waits for its own one before it lets its successor in. So all that stands further
-  back is complete when the successor begins, and only the predecessor itself has to be looked at.
+- The predecessor waits for its own one before it lets its successor in, and for the words of other
+  GPUs if it meets these (``PEERS_MET``). So all that stands further back is complete when the
+  successor begins, and only the predecessor itself has to be looked at.
 - The predecessor writes none of it, nor into the same lines of memory: a multiprocessor keeps what
   it has read by lines, and nothing says that it forgets them while a kernel waits.
 """

@@ -1,5 +1,6 @@
 """Products that begin with a sum over GPUs, whose rows have been pushed; see ``test_fibers``."""
 
+import ctypes
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels.calls import MAX_PEERS
 from ggsched_kernels.fault_words import FaultCodes
+from tests.kernels import test_fibers
 from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 from tests.kernels.test_fibers_warp_specialized import Case, check, product_of, values_of
 
@@ -127,6 +129,39 @@ def test_one_whom_somebody_does_not_meet_gives_up(runner):
     assert label in str(fault)
     assert all(word.all() for word in meeting.peers)
     assert not meeting.arrived.any()
+
+
+TRACED = {
+    "POLL(seen, word)": "(met_ = first_ + 1, (seen) = *(word))",
+    "EARLY_LET_GO()": "(let_go++, too_soon += met_ != first_ + 1)",
+    # Consumer warps are late: the producer warp has its stages before they look at the words.
+    "EARLY_WAIT()": "for (int i_ = 0; LANE < LANES && i_ < 64; i_++) __syncwarp()",
+}
+TRACE = """
+static int met_; /* the last thread block that has read its words, from 1 on */
+extern "C" { int let_go = 0, too_soon = 0; }
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 40, 3000])
+def test_the_successor_is_launched_when_the_words_have_been_read(runner, monkeypatch, rows):
+    """It may prefetch what other GPUs wrote before they set these words (``pdl_prefetch``)."""
+    for word, host in TRACED.items():
+        monkeypatch.setitem(test_fibers.WORDS, word, host)
+    plain = test_fibers.host_text
+    monkeypatch.setattr(test_fibers, "host_text", lambda call: f"{TRACE}// {rows}\n{plain(call)}")
+    graph, groups, names = sum_graph(2, Case("", "bf16", 320, rows=rows))
+    values = values_of(graph)
+    nodes, memory = laid_out(graph, values)
+    pushed = lowered(nodes, groups)[0].pushed
+    meeting = Meeting(pushed, [values[n].reshape(-1) for n in names], [1])
+    own = test_fibers.Runner(runner.folder)
+    own.run(meeting.call)
+    check(graph, memory, run_oracle(graph, values))
+    (library,) = own.libraries.values()
+    let_go, too_soon = (ctypes.c_int.in_dll(library, n).value for n in ("let_go", "too_soon"))
+    assert let_go >= UNITS - (rows == 1), "the end of a thread block without rows counts too"
+    assert not too_soon
 
 
 def test_the_last_product_can_write_to_all_gpus(runner):

@@ -11,7 +11,8 @@
  * more than half of the local memory of a multiprocessor, if there is so much to fetch, so that the groups of a
  * successor spread over all of them: each begins where one of this kernel has ended. The successor is let in
  * LEAD stages before the end, since a launch takes as long as these, and not before the predecessor has
- * ended: two kernels that fetch at once only take the memory from what they wait for.
+ * ended: two kernels that fetch at once only take the memory from what they wait for. With PEERS_MET it is let in
+ * after the words of the other GPUs have been seen, too.
  *
  * Until all stages have been filled once no more than FLIGHT of them are under way: few where a group is given few,
  * since it has them in time anyway, and what the predecessor reads comes behind all that has been requested.
@@ -96,6 +97,12 @@ FN void feed(u8 *stages, Gate *full, Gate *empty, const Job *jobs, int count, in
     }
   }
   if (CONSTANT_W) EARLY_WAIT();
+#if PEERS_MET
+  /* The successor may read early what other GPUs wrote before they set their words. Consumer warps have seen the words
+   * when they have multiplied a stage; the end of a thread block without stages lets the successor in as well. */
+  if (filled == 0) return;
+  if (filled <= STAGES) GATE_AWAIT(empty, 0);
+#endif
   EARLY_LET_GO();
 }
 
