@@ -17,6 +17,7 @@ from ggsched_cuda.queue import CudaQueue
 from ggsched_cuda.rendezvous import (
     PLACES,
     CaptureRendezvous,
+    Guest,
     PushedLaunch,
     RendezvousLaunch,
     Staged,
@@ -42,6 +43,7 @@ class Captured:
         rendezvous: Of its kernels.
         owed: Events behind a deferred launch, and whose launch that is.
         unrecorded: Markers behind the last launch of a program that is deferred, and whose it is.
+        seen: How many records of each stream are before each marker, its own included.
     """
 
     def __init__(self, before: list[Marker], abort: Callable[[], None]) -> None:
@@ -53,6 +55,7 @@ class Captured:
         self.rendezvous = CaptureRendezvous()
         self.owed: dict[CudaEvent, CapturingSink] = {}
         self.unrecorded: dict[Marker, CapturingSink] = {}
+        self.seen: dict[Marker, dict[Guest, int]] = {}
         self.forgets.append(self.rendezvous.free)
 
 
@@ -77,6 +80,7 @@ class CapturingSink(CommandSink):
 
     Attributes:
         last: What was recorded behind the last command, if nothing but short transfers came since.
+        seen: How many records of each stream are before what was recorded last, that one included.
     """
 
     is_capturing = True
@@ -90,6 +94,9 @@ class CapturingSink(CommandSink):
         self._behind: list[Marker] = []  # of other GPUs, that the next command waits for
         self._held: tuple[MirrorProgram, Sequence[Step]] | None = None  # may meet another launch
         self.last: Marker | None = None
+        self.seen: dict[Guest, int] = {}
+        self._awaited: dict[Guest, int] = {}  # the same of all that the stream waits for
+        self._records = 0
         self._deferred = DeferredCommands(
             partial(make_transfers, queue.gpu, queue.handle), queue.refused
         )
@@ -249,9 +256,11 @@ class CapturingSink(CommandSink):
             if self.last is None or self._held is not None:
                 self.flush()
             self._behind.append(marker)
-            return
-        self.flush()
-        self._enqueue_wait(marker)
+        else:
+            self.flush()
+            self._enqueue_wait(marker)
+        for stream, count in self.captured.seen[marker].items():
+            self._awaited[stream] = max(count, self._awaited.get(stream, 0))
 
     def _enqueue_wait(self, marker: Marker) -> None:
         """Let what follows stand behind a marker of this capture."""
@@ -271,9 +280,13 @@ class CapturingSink(CommandSink):
     def _marker(self) -> Marker:
         """Return a marker behind the last command; recorded later, if that is deferred."""
         if self.producer is None:
-            return Marker.behind(self.gpu, self.handle)
-        marker = Marker(self.gpu)
-        self.captured.unrecorded[marker] = self
+            marker = Marker.behind(self.gpu, self.handle)
+        else:
+            marker = Marker(self.gpu)
+            self.captured.unrecorded[marker] = self
+        self._records += 1
+        self.seen = {**self._awaited, self: self._records}
+        self.captured.seen[marker] = self.seen
         return marker
 
     def _record_all(self) -> None:

@@ -183,6 +183,7 @@ class CudaCapture:
 
     def _leave(self) -> None:
         self._is_going = False
+        self.captured.seen.clear()  # it keeps markers, which go back to their GPUs
         for stream, sink in zip(self._streams, self._sinks, strict=True):
             if stream.sink is sink:
                 stream.switch(None)

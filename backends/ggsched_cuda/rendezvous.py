@@ -16,12 +16,16 @@ group too, and the kernel that adds up can begin with such rows. What is launche
 program's alternative (``PushedLaunch``), in which the sum has no kernel of its own. Each rendezvous
 has its own memory for the rows, and replays of a graph follow each other, so nobody writes there
 before all have read what was there.
+
+Thread blocks of such a kernel occupy all multiprocessors of their GPU while they wait. Two things
+would be a deadlock, and rows are not pushed there: work of another stream of this GPU that another
+GPU waits for first, and the kernels of another rendezvous that wait at the same time.
 """
 
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from ggsched_cuda import driver
@@ -107,6 +111,10 @@ class Guest(Protocol):
         """The GPU."""
 
     @property
+    def seen(self) -> Mapping["Guest", int]:
+        """How many records of each stream are before what was recorded last, that one included."""
+
+    @property
     def pushed(self) -> PushedLaunch | None:
         """The alternative of the deferred launch, if it has one."""
 
@@ -150,6 +158,8 @@ class CaptureRendezvous:
         self._words: dict[RendezvousGpu, int] = {}
         self._rooms: dict[RendezvousGpu, tuple[int, int]] = {}  # the rest: address and bytes
         self._owned: list[tuple[RendezvousGpu, int]] = []
+        # Whose launch with pushed rows was the last of a GPU, and which record of it is behind it.
+        self._filled: dict[RendezvousGpu, tuple[Guest, int]] = {}
         self._count = 0
 
     @property
@@ -217,6 +227,8 @@ class CaptureRendezvous:
         rows = [(p.source, p.nbytes) for p in made if p is not None]
         if sorted(rows) != sorted((row, first.nbytes) for row in first.rows):
             return []
+        if not all(self._may_fill(guest, guests) for guest in guests):
+            return []
         nbytes = len(group) * first.nbytes
         staged = [
             Staged(self._stage(guest.gpu, nbytes), start + SPACING - WORD_NBYTES)
@@ -225,7 +237,25 @@ class CaptureRendezvous:
         for guest, (row, _) in zip(guests, rows, strict=True):
             at = first.rows.index(row) * first.nbytes
             guest.launch_producer([place.rows + at for place in staged])
+            self._filled[guest.gpu] = guest, guest.seen[guest] + 1
         return staged
+
+    def _may_fill(self, guest: Guest, guests: Sequence[Guest]) -> bool:
+        """Return whether a kernel may occupy a whole GPU while it waits for the other guests.
+
+        All work of the GPU's other streams that the others wait for has to be complete when the
+        kernel begins, and so has another stream's kernel with pushed rows.
+        """
+        behind = guest.seen
+        last, number = self._filled.get(guest.gpu, (guest, 0))
+        if last is not guest and behind.get(last, 0) < number:
+            return False
+        return all(
+            count <= behind.get(stream, 0)
+            for other in guests
+            for stream, count in other.seen.items()
+            if stream.gpu is guest.gpu and stream is not guest
+        )
 
     def forget(self, guest: Guest) -> None:
         """Forget a launch that its guest enqueues otherwise."""

@@ -403,3 +403,35 @@ def test_an_event_that_is_owed_stands_for_nothing_later(patch):
     streams.do(0, "copy", 1)
     streams.end()
     check(streams)
+
+
+def add_up_rows(streams):
+    """Let the products of two streams be added up by both."""
+    for k in range(2):
+        streams.do(k, "launch", 0, {"adds": False})
+        streams.do(k, "record", k, 0)
+    for k in range(2):
+        streams.do(k, "wait", 1 - k, 0)
+        streams.do(k, "launch", 1, {"adds": True})
+    streams.end()
+    return check(streams)
+
+
+@pytest.mark.parametrize("op", ["launch", "copy"])
+def test_a_gpu_is_not_filled_while_another_stream_of_it_is_waited_for(patch, op):
+    """Thread blocks that wait occupy it, and what they wait for would never begin."""
+    streams = Streams(2, patch)
+    streams.do(2, op, 0, *[PLAIN][: op == "launch"])
+    streams.do(2, "record", 2, 0)
+    streams.do(1, "wait", 2, 0)
+    assert add_up_rows(streams) == 0
+
+
+def test_what_another_stream_was_given_and_is_complete_does_not_matter(patch):
+    """The product in front of the sum stands behind it too, on the GPU that it is on."""
+    streams = Streams(2, patch)
+    streams.do(2, "launch", 0, PLAIN)
+    streams.do(2, "record", 2, 0)
+    for k in range(2):
+        streams.do(k, "wait", 2, 0)
+    assert add_up_rows(streams) == 2

@@ -44,6 +44,7 @@ class Stream:
 
     def __init__(self, gpu):
         self.gpu, self.last, self.met = gpu, object(), []
+        self.seen = {self: 1}
         self.pushed = self.producer = None
         self.places, self.staged = [], []
 
@@ -54,6 +55,7 @@ class Stream:
         self.met.append(words)
         self.staged.append(staged)
         self.last = object()
+        self.seen = {**self.seen, self: self.seen[self] + 1}
 
 
 @pytest.fixture(params=range(2, 2 + MAX_PEERS))
@@ -273,3 +275,35 @@ def test_several_rows_are_not_pushed(pair):
     pushes(pair)
     meet(CaptureRendezvous(), pair, words=2)
     assert [stream.staged for stream in pair] == [[None], [None]]
+
+
+def test_two_groups_do_not_fill_the_same_gpus_at_once(group):
+    """Each of two kernels could occupy the GPU that the other one's partner needs."""
+    found = CaptureRendezvous()
+    pushes(group)
+    meet(found, group)
+    beside = [Stream(stream.gpu) for stream in group]
+    pushes(beside)
+    meet(found, beside)
+    assert not any(stream.places for stream in beside)
+    for stream, first in zip(beside, group, strict=True):  # they wait for the first group's
+        stream.seen = {**stream.seen, first: first.seen[first]}
+    pushes(beside)
+    meet(found, beside)
+    assert all(len(stream.places) == 1 for stream in beside)
+    pushes(group)
+    meet(found, group)
+    assert all(len(stream.places) == 1 for stream in group), "now it is the other way round"
+    assert found.count == 4
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_work_of_a_gpu_that_another_one_waits_for_comes_first(group, is_behind):
+    beside = Stream(group[0].gpu)
+    group[-1].seen = {**group[-1].seen, beside: 2}
+    group[0].seen = {**group[0].seen, beside: 1 + is_behind}
+    pushes(group)
+    found = CaptureRendezvous()
+    meet(found, group)
+    assert found.count == 1
+    assert all(bool(stream.places) == is_behind for stream in group)
