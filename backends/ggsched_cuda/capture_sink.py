@@ -41,8 +41,8 @@ class Captured:
         forgets: Calls that forget what the graph's host calls need, and give their memory back.
         words: Fault words that the graph's kernels may write.
         rendezvous: Of its kernels.
-        owed: Events behind a deferred launch, and whose launch that is.
-        unrecorded: Markers behind the last launch of a program that is deferred, and whose it is.
+        owed: Events behind the deferred first launch of a program, and its stream.
+        unrecorded: Markers behind the deferred last launch of a program, and its stream.
         seen: How many records of each stream are before each marker, its own included.
     """
 
@@ -168,7 +168,8 @@ class CapturingSink(CommandSink):
 
         Args:
             words: The words.
-            staged: If rows have been pushed, where; the program's alternative is launched then.
+            staged: Where rows have been pushed to; the program's alternative is launched. None if
+                they have not been pushed.
         """
         assert self._held is not None
         (program, steps), self._held = self._held, None
@@ -263,7 +264,7 @@ class CapturingSink(CommandSink):
             self._awaited[stream] = max(count, self._awaited.get(stream, 0))
 
     def _enqueue_wait(self, marker: Marker) -> None:
-        """Let what follows stand behind a marker of this capture."""
+        """Let later commands wait for a marker, which is recorded first if it was deferred."""
         owner = self.captured.unrecorded.get(marker)
         if owner is not None:
             owner.settle()
@@ -271,7 +272,7 @@ class CapturingSink(CommandSink):
         driver.enqueue_wait(self.handle, marker.handle)
 
     def settle(self) -> None:
-        """Hand over a deferred launch that somebody stands behind, and record its markers."""
+        """Record the markers that were deferred, and enqueue the launch before them."""
         self.gpu.enter()
         if self.captured.unrecorded and self in self.captured.unrecorded.values():
             self._deferred.flush()
@@ -290,7 +291,7 @@ class CapturingSink(CommandSink):
         return marker
 
     def _record_all(self) -> None:
-        """Record the markers that are behind what has been enqueued now."""
+        """Record the deferred markers of this stream, behind all that is enqueued."""
         for marker in [m for m, sink in self.captured.unrecorded.items() if sink is self]:
             del self.captured.unrecorded[marker]
             marker.record(self.handle)

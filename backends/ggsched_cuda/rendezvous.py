@@ -11,11 +11,10 @@ Kernels of a rendezvous have to run at the same time. They wait for nothing else
 replay may hold resources that those of another replay need, which would be a deadlock. So graphs
 with a rendezvous run one at a time (``RendezvousTurns``).
 
-Rows are *pushed* where the product that makes a row can write it into the memory of each GPU of the
-group too, and the kernel that adds up can begin with such rows. What is launched then is the
-program's alternative (``PushedLaunch``), in which the sum has no kernel of its own. Each rendezvous
-has its own memory for the rows, and replays of a graph follow each other, so nobody writes there
-before all have read what was there.
+Rows are *pushed* if each product of the group can also write its row into the memory of every GPU,
+and each program has an alternative (``PushedLaunch``) that reads rows there. In the alternative the
+sum has no kernel of its own. Each rendezvous has its own memory for the rows, and replays of a
+graph do not overlap, so no row is overwritten before it is read.
 
 Thread blocks of such a kernel occupy all multiprocessors of their GPU while they wait. Two things
 would be a deadlock, and rows are not pushed there: work of another stream of this GPU that another
@@ -69,14 +68,14 @@ class RendezvousLaunch(NamedTuple):
 
 
 class PushedLaunch(NamedTuple):
-    """What can take the place of the first launches of a program, if rows are pushed.
+    """A launch that replaces the first ones of a program, if rows are pushed.
 
     Attributes:
         step: The call of the driver, and its arguments.
         places: Its arguments for that: the address of the rows, that of a word, then as those of a
             launch that meets others.
-        covered: How many launches it takes the place of.
-        rows: Where the rows are that are added up, in this order.
+        covered: How many launches it replaces.
+        rows: Addresses of the rows, as their products write them, in the order of the sum.
         nbytes: Length of a row.
     """
 
@@ -210,11 +209,13 @@ class CaptureRendezvous:
             waiting.guest.launch_rendezvous(words, staged[i] if staged else None)
 
     def _push(self, group: Sequence[Waiting], starts: Sequence[int]) -> list[Staged]:
-        """Launch what makes the rows and writes them to all; return where, or nothing if it cannot.
+        """Launch the products of a group so that each GPU gets all rows; return where these are.
+
+        If rows cannot be pushed, nothing is launched and the list is empty.
 
         Args:
-            group: Whose sums meet.
-            starts: Where the words of each are.
+            group: The launches that meet.
+            starts: The address of the words of each.
         """
         guests = [waiting.guest for waiting in group]
         wanted = [guest.pushed for guest in guests]

@@ -1,6 +1,6 @@
-/* How kernels of several GPUs wait for each other (``ggsched_cuda.rendezvous``): each sets a word in the memory of each
- * other GPU, of up to PEERS, when all before it is complete, and waits for its own words. Thread blocks of one kernel
- * that wait for the same words count themselves, so that the last one knows to clear them. */
+/* How kernels of several GPUs wait for each other (``ggsched_cuda.rendezvous``). Each kernel sets a word in the memory of
+ * each other GPU, up to PEERS of them, when all work before it is complete, and waits for its own words. If several
+ * thread blocks wait for the same words, they count themselves, and the last one to arrive clears the words. */
 #define SIGNAL(word) asm volatile("st.release.sys.global.u32 [%0], 1;" ::"l"(word) : "memory")
 #define POLL(seen, word) asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(word) : "memory")
 #define ARRIVE(old, word) asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(word) : "memory")

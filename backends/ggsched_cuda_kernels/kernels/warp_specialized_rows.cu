@@ -8,10 +8,10 @@
  * are null: the host's memory, which takes what a group has of a set of rows while the next ones are multiplied, or
  * memory of GPUs that add it up with rows of their own.
  *
- * With PEERS_MET the terms are rows of this GPU and of so many others, which the products that made them have written
- * here: ADDENDS rows side by side at `staged`. When all before it is complete group 0 sets a word of each other GPU
- * (`peer0`, ...), and each group waits for this GPU's words (`own0`, ...). The last group that has waited lets these be 0
- * again, and the count of groups, `arrived`. `part` is the sum of all terms but the last, if there are more than two.
+ * With PEERS_MET the terms are rows of this GPU and of PEERS_MET others. Their products have written them to `staged`:
+ * ADDENDS rows side by side. Group 0 sets a word of each other GPU (`peer0`, ...) when all work before this kernel is
+ * complete, and every group waits for the words of its own GPU (`own0`, ...). The last group to arrive resets these words
+ * and the count of groups, `arrived`. `part` is the sum of all terms but the last, if there are more than two.
  */
 #define JOBS 3
 #if ALSO == 0

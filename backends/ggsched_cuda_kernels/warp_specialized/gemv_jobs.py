@@ -80,15 +80,15 @@ class ReducePrologue:
 
 @dataclass(frozen=True, slots=True)
 class PeerSumPrologue:
-    """What makes the norm's operand: rows of several GPUs, and what they are added to.
+    """The sum of rows of several GPUs and of another row, which is the norm's operand.
 
     Attributes:
-        parts: The rows, in the order in which they are added. They are read where the GPUs have
-            written them too.
-        part: The sum of all rows but the last, if somebody is given it.
-        z: What they are added to.
-        y: The result, a row.
-        label: The node that they are waited for by, for messages.
+        parts: The rows, in the order of the sum. The kernel reads the copies that the GPUs have
+            pushed, not these operands.
+        part: The sum of all rows but the last, if it is an operand of its own.
+        z: The other row, the residual.
+        y: The result.
+        label: The node that a timeout names.
     """
 
     parts: tuple[Operand, ...]
@@ -104,7 +104,7 @@ class PeerSumPrologue:
 
     @property
     def reads(self) -> list[Operand]:
-        """All that it reads where it is."""
+        """The operands that it reads; rows of GPUs are read as copies."""
         return [self.z]
 
     @property

@@ -1,11 +1,12 @@
-"""Sums of a row over GPUs as the first part of the products behind them (LCH-6).
+"""Sums of a row over GPUs as the prologue of the products behind them (LCH-6).
 
-A sum, the residual and the norm take a kernel of one thread block (``device_sums``). If each GPU
-writes its row into the memory of the others while it computes it, each thread block of the products
-behind the norm adds up the rows by itself, and no such kernel is needed. Without that it would read
-the rows of other GPUs once for each thread block, which takes longer than the kernel.
+``device_sums`` computes a sum, the residual and the norm by a kernel of one thread block. If the
+GPUs push their rows into each other's memory, each thread block of the products behind the norm
+adds up the rows itself, and this kernel is not needed. Without pushed rows each thread block would
+read the rows of the other GPUs, which takes longer than the kernel.
 
-So this is an alternative for the first calls of a program. Whoever launches the program decides.
+The result is an alternative to the first calls of a program. The capture that launches the program
+decides between them (``ggsched_cuda.rendezvous``).
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ def pushed_rows(
     ends: Sequence[int],
     profile: TuningProfile,
 ) -> PushedRows | None:
-    """Return what can take the place of the first calls of a program, or None.
+    """Return the call that replaces the first ones of a program if rows are pushed, or None.
 
     Args:
         groups: All groups of the program.
@@ -46,7 +47,7 @@ def pushed_rows(
     covered = ends.index(end) + 1
     last = calls[-1]
     if covered == len(calls) and isinstance(last, KernelCall) and last.also is not None:
-        return None  # to let it write its result to other places counts more
+        return None  # its own result can be pushed, or sent to the host, which saves more
     made = [node.output for group in groups[:end] for node in group]
     if covered < len(calls) and reads_early(calls[covered], made):
         return None
