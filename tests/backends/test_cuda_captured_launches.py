@@ -181,9 +181,7 @@ class Streams:
 def ops_of(stream, count, turns, draw):
     """Return what a stream of products is given; ``draw`` says what goes another way."""
     for turn in range(turns):
-        sends = {0: "nowhere", 1: "host"}.get(draw(9), "gpus")
-        how = {"adds": turn > 0, "sends": sends, "spoilt": draw(9) == 0}
-        yield "launch", turn, how
+        yield from first_ops(count, turn, draw)
         if draw(9) == 0:
             yield ("move",)
         yield "record", stream, turn
@@ -206,12 +204,26 @@ def ops_of(stream, count, turns, draw):
         yield "launch", turns, {"adds": True}
 
 
-def side_ops(turns, draw):
-    """Return what the second stream of the first GPU is given: it waits for some products."""
+def first_ops(count, turn, draw):
+    """Return what ends with the product of a turn: maybe behind the first GPU's second stream."""
+    is_behind = turn > 0 and draw(4) == 0
+    if is_behind:
+        yield "wait", count, turn - 1, "behind"
+    sends = {0: "nowhere", 1: "host"}.get(draw(9), "gpus")
+    how = {"adds": turn > 0 and not is_behind, "sends": sends, "spoilt": draw(9) == 0}
+    yield "launch", turn, how
+
+
+def side_ops(count, turns, draw):
+    """Return what the second stream of the first GPU is given: it waits for some products.
+
+    Others may wait for it.
+    """
     for turn in range(turns):
         if draw(3) == 0:
             yield ("wait", 0, turn, "behind") if draw(1) else ("wait", 0, turn)
             yield "launch", turn, {"adds": False, "sends": "nowhere"}
+            yield "record", count, turn, "behind"
 
 
 def run(streams, ops, choose):
@@ -269,6 +281,10 @@ class Order:
                     found |= self._upto(self._previous[other])
             self._known[k] = found
         return set(self._known[k])
+
+    def in_front(self, k):
+        """Return the entries that are complete when one is begun, before it meets others."""
+        return self._upto(self._previous[k])
 
     def _upto(self, k):
         return set() if k is None else self.before(k) | {k}
@@ -334,6 +350,11 @@ def check_rows(streams, order, k, place):
         assert product in order.before(k)
         assert rows + NBYTES * other in streams.log[product].places, "nobody has written it"
     assert f"words{stream}" in streams.captured.words
+    gpu, done = streams.log.gpus[stream], order.in_front(k)
+    for other in order.others(k):
+        for e in order.in_front(other) - done:
+            there = streams.log[e].stream
+            assert there == stream or streams.log.gpus[there] is not gpu, "it has no place there"
 
 
 @pytest.fixture
@@ -370,7 +391,7 @@ def test_whatever_is_put_off(count, turns, random):
             return random.randrange(n + 1)
 
         ops = [ops_of(k, count, turns, draw) for k in range(count)]
-        run(streams, [*ops, side_ops(turns, draw)], random.choice)
+        run(streams, [*ops, side_ops(count, turns, draw)], random.choice)
         check(streams)
 
 
