@@ -398,12 +398,17 @@ def test_whatever_is_put_off(count, turns, random):
 PLAIN = {"adds": False, "sends": "nowhere"}
 
 
-def test_an_event_behind_a_wait_and_a_product(patch):
-    """Nothing is launched between the wait and the event, which stands for both."""
-    streams = Streams(2, patch)
+def make_rows(streams):
+    """Let two streams launch a product each, and record it."""
     for k in range(2):
         streams.do(k, "launch", 0, {"adds": False})
         streams.do(k, "record", k, 0)
+
+
+def test_an_event_behind_a_wait_and_a_product(patch):
+    """Nothing is launched between the wait and the event, which stands for both."""
+    streams = Streams(2, patch)
+    make_rows(streams)
     streams.do(0, "wait", 1, 0)
     streams.do(0, "record", 0, 0, "behind")
     streams.do(2, "wait", 0, 0, "behind")
@@ -415,9 +420,7 @@ def test_an_event_behind_a_wait_and_a_product(patch):
 def test_an_event_that_is_owed_stands_for_nothing_later(patch):
     """A launch is put off, an event is behind it, and a copy comes that cannot be put off."""
     streams = Streams(2, patch)
-    for k in range(2):
-        streams.do(k, "launch", 0, {"adds": False})
-        streams.do(k, "record", k, 0)
+    make_rows(streams)
     streams.do(0, "wait", 1, 0)
     streams.do(0, "launch", 1, {"adds": True})
     streams.do(0, "record", 0, 1)
@@ -428,9 +431,7 @@ def test_an_event_that_is_owed_stands_for_nothing_later(patch):
 
 def add_up_rows(streams):
     """Let the products of two streams be added up by both."""
-    for k in range(2):
-        streams.do(k, "launch", 0, {"adds": False})
-        streams.do(k, "record", k, 0)
+    make_rows(streams)
     for k in range(2):
         streams.do(k, "wait", 1 - k, 0)
         streams.do(k, "launch", 1, {"adds": True})
