@@ -1,6 +1,6 @@
-"""What a sum over two GPUs costs in a step, and why: ``python -m benchmarks.gpu.peer_edges``.
+"""What a sum over GPUs costs in a step, and why: ``python -m benchmarks.gpu.peer_edges``.
 
-First a chain of kernels of its own: each link reads weights on both GPUs, makes a row of 16 KiB on
+First a chain of kernels of its own, on two GPUs: each link reads weights on both, makes a row of 16 KiB on
 each and adds the two up. Ways to order the sum behind the other GPU's row: an edge of the graph,
 nothing (wrong, the least that can be), words in the memory of the GPUs that kernels write and wait
 for. Then a decoding step of a llama of 8B whose kernels meet, with rows that are pushed or read,
@@ -301,8 +301,8 @@ def without_edges(*, early: bool) -> ExitStack:
     return stack
 
 
-def model(layers: int) -> None:
-    """Measure a model."""
+def model(layers: int, several: list[str]) -> None:
+    """Measure a model on one device and on several."""
     spec = spec_of(replace(LLAMA_8B, n_layer=layers), BF16)
     source = random_weights(spec)
     nothing: Any = None
@@ -310,7 +310,7 @@ def model(layers: int) -> None:
     tokens = np.random.default_rng(1).integers(0, spec.hparams.n_vocab, 16).tolist()
     alone = 0.0
     for side in ("one", "tensor"):
-        devices = ["cuda:0"] if side == "one" else ["cuda:0", "cuda:1"]
+        devices = several[:1] if side == "one" else several
         options = SessionOptions(
             n_ctx=128, n_batch=16, n_ubatch=16,
             split_mode="tensor" if side == "tensor" else "layer",
@@ -330,9 +330,8 @@ def model(layers: int) -> None:
             executor: Any = session.scheduler._executor(
                 session.graph(1, 14, 1), session.constraints
             )
-            say(
-                f"== {side}, {layers} layers (ready after {perf_counter() - began:.1f} s)",
-            )
+            ready = perf_counter() - began
+            say(f"== {len(devices)} GPUs, {layers} layers (ready after {ready:.1f} s)")
             steps = Steps(executor)
             if side == "one":
                 alone = steps.report("one GPU")
@@ -357,12 +356,13 @@ def main() -> int:
         prog="python -m benchmarks.gpu.peer_edges", description=__doc__
     )
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--devices", default="cuda:0,cuda:1", help="of the model")
     parser.add_argument("--no-chains", action="store_true", help="only the model")
     asked = parser.parse_args()
     driver.find_gpus()
     if not asked.no_chains:
         chains([Gpu(0, 1), Gpu(1, 0)])
-    model(asked.layers)
+    model(asked.layers, asked.devices.split(","))
     return 0
 
 
