@@ -9,7 +9,7 @@ from typing import Final
 
 from ggsched.ir.dtype import BF16
 from ggsched_cpu_kernels.emit import Builder, Value, vector_of
-from ggsched_cpu_kernels.sums import accumulators, added, fetch
+from ggsched_cpu_kernels.sums import SOON, accumulators, added, fetch
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import over_rows
 
@@ -50,6 +50,8 @@ def pair_products(b: Builder, w: Value, x: Sequence[Value], columns: Value) -> l
     with b.loop(0, whole, step) as column:
         place = b.offset(w, b.mul(column, BF16.block_nbytes))
         fetch(b, place, step * BF16.block_nbytes, is_fast=True)
+        if b.target.fetches_streams:
+            b.prefetch(b.offset(place, SOON), level=2)
         for u in range(unroll):
             multiply(b.add(column, PAIRED * u), u)
     with b.loop(whole, columns, PAIRED) as column:

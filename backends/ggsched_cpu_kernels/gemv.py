@@ -2,8 +2,9 @@
 
 Bound by memory: each part reads the rows of a weight once, one after the other. Processors fetch
 ahead along one stream of addresses; with four rows at a time, each of which ends after some
-kilobytes, a third of the rate was measured. Which matrix a part belongs to, and where its rows
-begin, is decided by ``part_of``: batches by stride (grouped heads too), or experts chosen by ids.
+kilobytes, a third of the rate was measured (``rows_together`` is for longer ones). Which matrix a
+part belongs to, and where its rows begin, is decided by ``part_of``: batches by stride (grouped
+heads too), or experts chosen by ids.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from ggsched_cpu_kernels.bf16_rows import pair_products
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu_kernels.packed_rows import exact_products, rounded_products
+from ggsched_cpu_kernels.rows_together import long_rows, takes_rows_together
 from ggsched_cpu_kernels.sums import FAR, Sums, accumulators, added, fetch
 from ggsched_cpu_kernels.target import Target
 
@@ -107,7 +109,13 @@ def gemv(
     last_vector = b.sub(count, 1)
     b.weights_end = end = b.offset(part.w, b.mul(part.last, w_row))
     far = _distance(b, activations, vectors) if target.fetches_past_caches else None
-    with b.loop(part.first, part.last) as row:
+    first = part.first
+    if activations == "f32" and vectors == 1 and takes_rows_together(target, dtype):
+        first = long_rows(
+            b, dtype, w=part.w, w_row=w_row, x=part.x, x_row=x_row, out=part.out, out_row=out_row,
+            first=first, last=part.last, vectors=count, columns=columns,
+        )  # fmt: skip
+    with b.loop(first, part.last) as row:
         w = b.offset(part.w, b.mul(row, w_row))
         if far is not None:
             # Once for a row: for each vector it takes 5 to 20 % where weights come from a cache.
@@ -140,14 +148,18 @@ def _distance(b: Builder, activations: Activations, vectors: int) -> Value:
 
 def _plain(b: Builder, dtype: DType, w: Value, x: Sequence[Value], columns: Value) -> list[Value]:
     lanes, size = b.target.lanes, dtype.block_nbytes
-    unroll = 1 if b.target.fetches_streams else 4 if len(x) <= 2 else 2
+    is_alone = len(x) == 1 and b.target.fetches_streams
+    unroll = 4 if len(x) <= 2 else 2
+    if b.target.fetches_streams:
+        unroll = 2 if is_alone and dtype is not F32 else 1
+    count = 1 if b.target.fetches_streams else unroll
     step = lanes * unroll
-    sums = accumulators(b, x, unroll, vector_of(lanes, "float"))
+    sums = accumulators(b, x, count, vector_of(lanes, "float"))
     rest = accumulators(b, x, 1, "float")
     whole = b.binary("and", columns, -step)
 
     ahead: Value | None = None
-    is_latency_bound = b.target.fetches_streams and dtype is not F32
+    is_latency_bound = b.target.fetches_streams and dtype is not F32 and not is_alone
     if is_latency_bound:
         # Activations that fill the first cache break its fetching: 13 GB/s, and 22 with this.
         ahead = b.select(b.compare("ugt", columns, _LONG), i64(FAR), i64(0))
@@ -169,7 +181,7 @@ def _plain(b: Builder, dtype: DType, w: Value, x: Sequence[Value], columns: Valu
         if ahead is not None:
             b.prefetch(b.offset(place, ahead), level=2)
         for u in range(unroll):
-            multiply(b.add(column, u * lanes), lanes, sums, u)
+            multiply(b.add(column, u * lanes), lanes, sums, u % count)
     near = b.binary("and", columns, -lanes)
     with b.loop(whole, near, lanes) as column:
         multiply(column, lanes, sums, 0)

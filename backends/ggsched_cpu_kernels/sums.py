@@ -13,6 +13,10 @@ what comes from memory; the second waits for 48."""
 NEAR: Final = 2048
 """How far ahead it is fetched from there into the first."""
 
+SOON: Final = 1024
+"""How far ahead a weight is fetched into the L2 cache beside a processor that fetches streams by
+itself, in bytes: little enough that its own fetching is not disturbed. With 2 to 8 KB it is."""
+
 _LINE: Final = 64
 
 Sums = list[list[Variable]]

@@ -1,11 +1,11 @@
 """What a sum over GPUs costs in a step, and why: ``python -m benchmarks.gpu.peer_edges``.
 
-First a chain of kernels of its own, on two GPUs: each link reads weights on both, makes a row of 16 KiB on
-each and adds the two up. Ways to order the sum behind the other GPU's row: an edge of the graph,
-nothing (wrong, the least that can be), words in the memory of the GPUs that kernels write and wait
-for. Then a decoding step of a llama of 8B whose kernels meet, with rows that are pushed or read,
-with edges between GPUs in place of that, and with neither (wrong, the least that can be without
-pushed rows): what the host and the GPUs take.
+First a chain of kernels of its own, on two GPUs: each link reads weights on both, makes a row of
+16 KiB on each and adds the two up. Ways to order the sum behind the other GPU's row: an edge of the
+graph, nothing (wrong, the least that can be), words in the memory of the GPUs that kernels write
+and wait for. Then a decoding step of a llama of 8B whose kernels meet, with rows that are pushed or
+read, with edges between GPUs in place of that, and with neither (wrong, the least that can be
+without pushed rows): what the host and the GPUs take.
 """
 
 import argparse
