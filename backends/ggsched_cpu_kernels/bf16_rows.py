@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ggsched.ir.dtype import BF16
-from ggsched_cpu_kernels.emit import Builder, Value, vector_of
+from ggsched_cpu_kernels.emit import Builder, Value, Variable, vector_of
 from ggsched_cpu_kernels.sums import SOON, accumulators, added, fetch
 from ggsched_cpu_kernels.target import Target
 from ggsched_cpu_kernels.vectors import over_rows
@@ -32,6 +32,17 @@ def round_bf16(name: str, target: Target) -> Builder:
     return b
 
 
+def load_pairs(b: Builder, pointer: Value) -> Value:
+    """Load ``PAIRED`` values of bf16."""
+    return b.load(_VECTOR, pointer, 2)
+
+
+def add_pairs(b: Builder, total: Variable, weights: Value, values: Value) -> None:
+    """Add products of pairs to a sum of ``PAIRED`` / 2 floats."""
+    name = "x86.avx512bf16.dpbf16ps.512"
+    b.set(total, b.intrinsic(name, b.get(total), weights, values, suffix="-"))
+
+
 def pair_products(b: Builder, w: Value, x: Sequence[Value], columns: Value) -> list[Value]:
     """Rows of activations are those of ``round_bf16``."""
     unroll = 1 if b.target.fetches_streams else 2
@@ -41,11 +52,9 @@ def pair_products(b: Builder, w: Value, x: Sequence[Value], columns: Value) -> l
 
     def multiply(column: Value, number: int) -> None:
         at = b.mul(column, BF16.block_nbytes)
-        weights = b.load(_VECTOR, b.offset(w, at), 2)
+        weights = load_pairs(b, b.offset(w, at))
         for start, totals in zip(x, sums, strict=True):
-            values = b.load(_VECTOR, b.offset(start, at), 2)
-            total, name = b.get(totals[number]), "x86.avx512bf16.dpbf16ps.512"
-            b.set(totals[number], b.intrinsic(name, total, weights, values, suffix="-"))
+            add_pairs(b, totals[number], weights, load_pairs(b, b.offset(start, at)))
 
     with b.loop(0, whole, step) as column:
         place = b.offset(w, b.mul(column, BF16.block_nbytes))
@@ -59,4 +68,4 @@ def pair_products(b: Builder, w: Value, x: Sequence[Value], columns: Value) -> l
     return [b.sum(added(b, totals)) for totals in sums]
 
 
-__all__ = ["PAIRED", "pair_products", "round_bf16"]
+__all__ = ["PAIRED", "add_pairs", "load_pairs", "pair_products", "round_bf16"]

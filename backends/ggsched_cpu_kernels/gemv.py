@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ggsched.ir.dtype import F32, DType
+from ggsched.ir.dtype import BF16, F32, DType
 from ggsched_cpu_kernels.bf16_rows import pair_products
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
@@ -110,10 +110,11 @@ def gemv(
     b.weights_end = end = b.offset(part.w, b.mul(part.last, w_row))
     far = _distance(b, activations, vectors) if target.fetches_past_caches else None
     first = part.first
-    if activations == "f32" and vectors == 1 and takes_rows_together(target, dtype):
+    taken = F32 if activations == "f32" else BF16
+    if activations != "int8" and vectors == 1 and takes_rows_together(target, dtype, taken):
         first = long_rows(
-            b, dtype, w=part.w, w_row=w_row, x=part.x, x_row=x_row, out=part.out, out_row=out_row,
-            first=first, last=part.last, vectors=count, columns=columns,
+            b, dtype, taken, w=part.w, w_row=w_row, x=part.x, x_row=x_row, out=part.out,
+            out_row=out_row, first=first, last=part.last, vectors=count, columns=columns,
         )  # fmt: skip
     with b.loop(first, part.last) as row:
         w = b.offset(part.w, b.mul(row, w_row))

@@ -1,4 +1,4 @@
-"""Long rows of a plain weight, several at a time, with one row of activations.
+"""Long rows of a plain weight, several at a time, with one row of activations (f32 or bf16).
 
 For processors that fetch streams by themselves (``Target.fetches_streams``), of which one stream
 does not bring all that memory gives. Eight streams do, where each is longer than a page and what
@@ -8,28 +8,31 @@ which fill the first cache of Zen 4, come from the second one less often.
 
 from typing import Final
 
-from ggsched.ir.dtype import F16, F32, DType
+from ggsched.ir.dtype import BF16, F16, F32, DType
+from ggsched_cpu_kernels.bf16_rows import add_pairs, load_pairs
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu_kernels.sums import SOON
 from ggsched_cpu_kernels.target import Target
 
 TOGETHER: Final = 8
-"""Rows at a time. Four read 8,192 columns at 21 GB/s (f16) and 31 (f32), eight at 25 and 32."""
+"""Rows at a time. Four read 8,192 columns at 21 GB/s (f16), 25 (bf16) and 31 (f32), eight at 25, 28
+and 32."""
 
 _LINE: Final = 64
 _LONG_NBYTES: Final = 8192
 """Bytes of a row from which it pays: 16 to 70 % faster than row by row; equal or slower below."""
 
 
-def takes_rows_together(target: Target, dtype: DType) -> bool:
+def takes_rows_together(target: Target, dtype: DType, activations: DType) -> bool:
     """Whether ``long_rows`` is faster on a processor than row by row; measured on Zen 4."""
-    return target.fetches_streams and dtype in (F32, F16)
+    return target.fetches_streams and (dtype, activations) in ((F32, F32), (F16, F32), (BF16, BF16))
 
 
 def long_rows(
     b: Builder,
     dtype: DType,
+    activations: DType,
     *,
     w: Value,
     w_row: Value,
@@ -46,10 +49,11 @@ def long_rows(
 
     Args:
         b: Writes the kernel.
-        dtype: Of the weight: f32 or f16.
+        dtype: Of the weight.
+        activations: f32, or bf16 beside a weight of bf16.
         w: The matrix.
         w_row: Bytes from row to row of it.
-        x: Activations, f32.
+        x: Activations.
         x_row: Bytes from row to row of them.
         out: Results, f32.
         out_row: Bytes from row to row of them.
@@ -74,11 +78,16 @@ def long_rows(
                 at = b.mul(column, size)
                 for place in rows:
                     b.prefetch(b.offset(place, b.add(at, SOON)), level=2)
-                for u in range(0, step, lanes):
+                places = [b.offset(place, at) for place in rows]
+                if activations is BF16:
+                    values = load_pairs(b, b.offset(start, at))
+                    for place, total in zip(places, sums, strict=True):
+                        add_pairs(b, total, load_pairs(b, place), values)
+                for u in range(0, step if activations is F32 else 0, lanes):
                     by_x = b.offset(start, b.mul(b.add(column, u), 4))
                     value = b.load(vector_of(lanes, "float"), by_x, 4)
-                    for place, total in zip(rows, sums, strict=True):
-                        weight = load_f32(b, dtype, b.offset(place, b.add(at, u * size)), lanes)
+                    for place, total in zip(places, sums, strict=True):
+                        weight = load_f32(b, dtype, b.offset(place, u * size), lanes)
                         b.set(total, b.fma(weight, value, b.get(total)))
             results = b.offset(b.offset(out, b.mul(vector, out_row)), b.mul(row, 4))
             for r, total in enumerate(sums):

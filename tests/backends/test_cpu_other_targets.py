@@ -61,7 +61,7 @@ def product(target, dtype, w, x, activations):
     values = {
         "w": w.ctypes.data, "x": read.ctypes.data, "out": out.ctypes.data,
         "rows": n, "columns": k, "w_row": dtype.row_nbytes(k), "vectors": vectors,
-        "x_row": 4 * k, "out_row": 4 * n, "chunks": 1, "chunk_rows": n, "inner": 1,
+        "x_row": read.itemsize * k, "out_row": 4 * n, "chunks": 1, "chunk_rows": n, "inner": 1,
         "w_outer_share": 1, "w_inner_share": 1,
     }  # fmt: skip
     kernel = gemv.gemv("product", target, dtype, activations, 1, "batch")
@@ -110,27 +110,32 @@ def test_products_of_plain_weights(name, dtype):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
-@pytest.mark.parametrize("more", [0, 16, 5])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+@pytest.mark.parametrize("more", [0, 32, 5])
 def test_products_of_long_rows(name, dtype, more):
     """Rows of 8 KB and more: some at a time where that is faster, and those that are left."""
     target = TARGETS[name]
-    if not runs_here(target):
-        pytest.skip(f"this processor does not run code for {target.title}")
+    if not runs_here(target) or (dtype is BF16 and (more == 5 or "bf16" not in target.features)):
+        pytest.skip(f"no such kernel for {target.title}, or this processor does not run it")
     rng = np.random.default_rng(5)
     k, rows = 8192 // dtype.block_nbytes + more, 2 * rows_together.TOGETHER + 3
     w = rng.standard_normal((rows, k)).astype(np.float16 if dtype is F16 else np.float32)
     x = rng.standard_normal((3, k)).astype(np.float32)
+    kept, given, activations = w, x, "f32"
+    if dtype is BF16:
+        w, x = ((a.view(np.uint32) & 0xFFFF0000).view(np.float32) for a in (w, x))
+        kept, given = ((a.view(np.uint32) >> 16).astype(np.uint16) for a in (w, x))
+        activations = "bf16"
     wide = w.astype(np.float64)
-    found = product(target, dtype, w, x, "f32")
+    found = product(target, dtype, kept, given, activations)
     np.testing.assert_array_less(np.abs(found - x @ wide.T), 1e-6 * (np.abs(x) @ np.abs(wide.T)))
 
 
 def test_rows_are_taken_together_where_processors_fetch_streams():
     """On Zen 4 alone: others read row by row, as the measurements say."""
-    together = [rows_together.takes_rows_together(t, F16) for t in (AVX2, AVX512, ZEN4, ZEN5)]
-    assert together == [False, False, True, False]
-    assert not rows_together.takes_rows_together(ZEN4, BF16)
+    takes = rows_together.takes_rows_together
+    assert [takes(t, F16, F32) for t in (AVX2, AVX512, ZEN4, ZEN5)] == [False, False, True, False]
+    assert [takes(ZEN4, BF16, x) for x in (F32, BF16)] == [False, True]
 
 
 @pytest.mark.parametrize("name", TARGETS)
