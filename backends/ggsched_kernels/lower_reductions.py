@@ -6,10 +6,25 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode
 from ggsched.ir.rope import rope_table
-from ggsched_kernels.calls import SCRATCH, Arg, Constant, Window, f32, i32, i64, window, window_of
+from ggsched_kernels.calls import (
+    MAX_PARTS,
+    SCRATCH,
+    Arg,
+    Constant,
+    Window,
+    f32,
+    i32,
+    i64,
+    window,
+    window_of,
+)
 from ggsched_kernels.lowering_context import LoweringContext
 
 BLOCK: Final = 256  # elements that sort_blocks sorts
+SPAN: Final = 2048
+"""Elements of a row in which a group of lanes finds the largest, where rows are few and long."""
+
+FEW_ROWS: Final = 64
 TURN: Final = 2**60  # one turn in the fixed-point frequencies of rope.cl
 _NORM: Final = {"rms_norm": 0, "norm": 1}
 
@@ -72,6 +87,21 @@ def rope_constants(node: BoundNode) -> tuple[Window, Constant, tuple[bytes, ...]
     return extra, table, flags
 
 
+def _lower_largest(site: LoweringContext) -> None:
+    """``top_k`` of one: the largest of spans of each row, then the largest of those."""
+    x, y = window(site.node.inputs[0]), site.node.output
+    n = x.shape[-1]
+    span = max(SPAN, -(-n // MAX_PARTS)) if x.rows <= FEW_ROWS and n > 4 * SPAN else n
+    spans = -(-n // span)
+    result, nowhere = (y.buffer, i64(y.offset)), (y.buffer, i64(0))
+    area = (SCRATCH, i64(site.scratch(4 * x.rows * spans))) if spans > 1 else result
+    args = (*x.args, *nowhere, *area, i32(spans), i32(span), i32(0))
+    site.call("sort", "largest", args, (x.rows, spans, 1))
+    if spans > 1:
+        args = (*x.args, *area, *result, i32(1), i32(spans), i32(1))
+        site.call("sort", "largest", args, (x.rows, 1, 1))
+
+
 def lower_sort(site: LoweringContext) -> None:
     """``argsort`` and ``top_k``: sorted blocks, then merges that double the runs.
 
@@ -80,6 +110,9 @@ def lower_sort(site: LoweringContext) -> None:
     node = site.node
     x, y = window(node.inputs[0]), node.output
     n, keep = x.shape[-1], y.shape[-1]
+    if node.op == "top_k" and keep == 1:
+        _lower_largest(site)
+        return
     descending = node.op == "top_k" or bool(node.params["descending"])
     rows, groups = x.rows, (x.rows, -(-n // BLOCK), 1)
     widths = [BLOCK << i for i in range(max(0, (-(-n // BLOCK) - 1).bit_length()))]

@@ -47,3 +47,37 @@ KERNEL(sort_merge)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *in, i64 in_off,
     if (place < keep) yr[place] = ir[i];
   }
 }
+
+/* The index of the largest number of each span of a row, the first of several, NaN last. Of a row of
+ * which some indices are known to be enough: of the numbers at `in`, span of them for each row.
+ * Groups: (rows, spans). */
+KERNEL(largest)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *in, i64 in_off, GLOBAL u8 *y, i64 y_off, int y_row,
+                int span, int indexed) {
+  LOCAL i32 keys[LANES];
+  LOCAL i32 places[LANES];
+  int row = ROW, from = indexed ? 0 : PART * span, to = indexed ? span : MIN(from + span, tx.n[3]);
+  GLOBAL const u8 *xr = x + row_offset(tx, row);
+  GLOBAL const i32 *ir = (GLOBAL const i32 *)(in + in_off) + (i64)row * span;
+  i32 best = 0x7fffffff;
+  int place = 0x7fffffff;
+  for (int i = from + LANE; i < to; i += LANES) {
+    int at = indexed ? ir[i] : i;
+    i32 key = sort_key(READ_F32(xr + at * tx.s[3]), 1);
+    if (key < best || place == 0x7fffffff) best = key, place = at;
+  }
+  keys[LANE] = best;
+  places[LANE] = place;
+  BARRIER();
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    if (LANE < step) {
+      int other = places[LANE + step];
+      i32 key = keys[LANE + step];
+      if (key < keys[LANE] || (key == keys[LANE] && other < places[LANE])) {
+        keys[LANE] = key;
+        places[LANE] = other;
+      }
+    }
+    BARRIER();
+  }
+  if (LANE == 0) ((GLOBAL i32 *)(y + y_off))[(i64)row * y_row + PART] = places[0];
+}

@@ -327,9 +327,7 @@ def model(layers: int, several: list[str]) -> None:
         ):
             for _ in session.generate(tokens[:8], 8):
                 pass
-            executor: Any = session.scheduler._executor(
-                session.graph(1, 14, 1), session.constraints
-            )
+            executor: Any = session.scheduler._executor(session.step_graph(14), session.constraints)
             ready = perf_counter() - began
             say(f"== {len(devices)} GPUs, {layers} layers (ready after {ready:.1f} s)")
             steps = Steps(executor)

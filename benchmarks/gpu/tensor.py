@@ -194,7 +194,7 @@ class Sides:
             times = [perf_counter() for _ in session.generate(self._tokens[:8], n_predict)]
             steps = np.diff(times)[len(times) // 2 :]  # the first ones bind and capture
             found |= {"step_s": float(np.median(steps)), "least_step_s": float(steps.min())}
-            graph = session.graph(1, 8 + n_predict - 2, 1)  # as the last step's
+            graph = session.step_graph(8 + n_predict - 2)  # as the last step's
             plan = session.plan_of(graph)
             found["predicted_step_s"] = predict_step(graph, plan, session.rates).seconds
             found["step_plan"] = _account(session.last_plan)

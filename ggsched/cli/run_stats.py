@@ -131,8 +131,10 @@ def _expectation(session: "Session") -> dict[str, Any]:
         return {}
     from ggsched.passes.cost.predict import predict_step
 
-    graph = session.graph(1, session.n_past - 1, 1)
-    if plan.graph != graph.digest:
+    n_past = session.n_past - 1
+    graphs = session.step_graph(n_past), session.graph(1, n_past, 1)
+    graph = next((graph for graph in graphs if graph.digest == plan.graph), None)
+    if graph is None:
         return {}
     prediction = predict_step(graph, plan, session.rates)
     return {

@@ -32,6 +32,7 @@ from ggsched.models.token_inputs import TokenInputs
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
+from ggsched.run.outputs import Outputs
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
 
@@ -61,6 +62,9 @@ class BatchRunner:
     Attributes:
         micro_batches: Runs several micro-batches as one graph where that pays.
         constraints: What all plans are made with.
+        chooses: Whether the token after a step can be chosen where the logits are: no device
+            computes in host memory, where the host could as well look at them, and a step can be
+            run again, which states of recurrent blocks do not allow.
         last_plan: Of the last run.
         top_token: The first of the largest logits of the last token.
         has_nonfinite: Whether any logits were not finite since this was last set to False; then
@@ -94,6 +98,9 @@ class BatchRunner:
         self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._pads = spec.hparams.recurrent is None  # states take each token in
+        facts = [device.facts for device in scheduler.devices]
+        on_host = any(f.is_host or f.imports_host_memory for f in facts)
+        self.chooses = self._pads and not on_host
         self._timing = timing
         self.constraints = constraints
         self.micro_batches = MicroBatches(
@@ -104,40 +111,53 @@ class BatchRunner:
             slots=options.pipeline_buffers,
             lanes=lanes,
         )
-        self._graphs: RecentCache[tuple[int, int, int], Graph] = RecentCache(64)
-        self._alike: dict[tuple[int, int], CacheRows] = {}
+        self._graphs: RecentCache[tuple[int, int, int, bool], Graph] = RecentCache(64)
+        self._alike: dict[tuple[int, int, bool], CacheRows] = {}
         self._of_token: tuple[Graph, TokenInputs] | None = None
         self.last_plan: Plan | None = None
         self._planned_last: tuple[object, ...] = (None, None, None)
         self.top_token: int | None = None
         self.has_nonfinite = False
 
-    def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
+    def graph(self, n_tokens: int, n_past: int, n_out: int, *, chooses: bool = False) -> Graph:
         """Return the graph of a micro-batch that follows ``n_past`` tokens."""
-        return self._graph(n_tokens, n_past + n_tokens, n_out)
+        return self._graph(n_tokens, n_past + n_tokens, n_out, chooses)
 
-    def _graph(self, n_tokens: int, n_rows: int, n_out: int) -> Graph:
+    def _graph(self, n_tokens: int, n_rows: int, n_out: int, chooses: bool = False) -> Graph:
         """Return the graph of a micro-batch that looks at the first rows of the cache."""
         n_ctx = self._options.n_ctx
         n_kv = kv_bucket(n_rows, n_ctx)
 
         def make() -> Graph:
-            alike = self._alike.get((n_tokens, n_out))
+            alike = self._alike.get((n_tokens, n_out, chooses))
             if alike is not None and n_kv < n_ctx:
                 return alike.with_rows(n_kv)
             built = build_model_graph(
-                self._spec, n_tokens=n_tokens, n_kv=n_kv, n_out=n_out, n_ctx=n_ctx
+                self._spec,
+                n_tokens=n_tokens,
+                n_kv=n_kv,
+                n_out=n_out,
+                n_ctx=n_ctx,
+                chooses=chooses,
             )
             if self._rewrite is not None:
                 built = self._rewrite(built)
             if n_kv < n_ctx and (found := CacheRows.of(built, n_kv)) is not None:
-                self._alike[n_tokens, n_out] = found
+                self._alike[n_tokens, n_out, chooses] = found
             return built
 
-        return self._graphs.get((n_tokens, n_kv, n_out), make)
+        return self._graphs.get((n_tokens, n_kv, n_out, chooses), make)
 
-    def memory_need(self, n_prompt: int, n_predict: int, *, all_logits: bool) -> MemoryNeed:
+    def memory_need(
+        self, n_prompt: int, n_predict: int, *, all_logits: bool, chooses: bool
+    ) -> MemoryNeed:
         """Return what a run takes, to the byte, without loading anything.
+
+        Args:
+            n_prompt: Tokens of the prompt.
+            n_predict: Tokens to generate.
+            all_logits: Whether each token of the prompt gets logits.
+            chooses: Whether the tokens after the first are chosen where the logits are.
 
         Raises:
             UsageError: no prompt, or one that the context does not hold.
@@ -148,6 +168,7 @@ class BatchRunner:
             raise UsageError(what, why="a prompt has at least one, and no number is negative")
         plans = dry_run(
             self.graph,
+            partial(self.graph, chooses=chooses),
             self.micro_batches,
             n_prompt,
             n_predict,
@@ -192,10 +213,28 @@ class BatchRunner:
 
     def _run_token(self, token: int, n_past: int, copy: bool) -> np.ndarray:
         """Run one token, as ``run`` does, with less work for the host: a step waits for that."""
-        graph, known = self._graph(1, n_past + 1, 1), self._of_token
+        graph = self._graph(1, n_past + 1, 1)
+        return self._run(graph, self._inputs_of(graph, token, n_past), copy)
+
+    def _inputs_of(self, graph: Graph, token: int, n_past: int) -> Mapping[str, np.ndarray]:
+        known = self._of_token
         if known is None or known[0] is not graph:
             known = self._of_token = graph, TokenInputs(graph, self._spec.hparams.window)
-        return self._run(graph, known[1].at(token, n_past), copy)
+        return known[1].at(token, n_past)
+
+    def run_and_choose(self, token: int, n_past: int) -> int | None:
+        """Run one token that follows ``n_past`` others, and choose the next where the logits are.
+
+        Only where ``chooses``. The host then waits for eight bytes in place of the logits.
+
+        Returns:
+            The first of the largest logits. None if that is not finite: then the token has to be
+            run again for its logits, as what is in front of the output matrix may not be finite.
+        """
+        graph = self._graph(1, n_past + 1, 1, chooses=True)
+        out = self._outputs(graph, self._inputs_of(graph, token, n_past), copy=False)
+        top, largest = graph.outputs
+        return int(out[top][0, 0]) if isfinite(out[largest][0, 0, 0]) else None
 
     def run_spans(self, spans: Sequence[Span], *, copy: bool = True) -> np.ndarray:
         """Run tokens of several sequences, micro-batch by micro-batch.
@@ -302,6 +341,11 @@ class BatchRunner:
         return [logits for logits, part in zip(found, each, strict=True) if part.is_wanted]
 
     def _run(self, graph: Graph, inputs: Mapping[str, np.ndarray], copy: bool) -> np.ndarray:
+        logits = self._outputs(graph, inputs, copy=copy)[graph.outputs[0]]
+        self._note(logits)
+        return logits
+
+    def _outputs(self, graph: Graph, inputs: Mapping[str, np.ndarray], *, copy: bool) -> Outputs:
         scheduler, constraints = self._scheduler, self.constraints
         before, topology = self._planned_last, scheduler.topology
         is_same = before[0] is graph and before[1] is constraints and before[2] is topology
@@ -311,9 +355,7 @@ class BatchRunner:
         known = scheduler.setup_s
         out = scheduler.run(graph, inputs, constraints, copy=copy)
         self._timing.setup_s += scheduler.setup_s - known
-        logits = out[graph.outputs[0]]
-        self._note(logits)
-        return logits
+        return out
 
     def _planned(self, make: Callable[[], T]) -> T:
         """Return what is made; its time counts as planning if plans had to be made."""

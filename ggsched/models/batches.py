@@ -553,6 +553,7 @@ MakeGraph = Callable[[int, int, int], Graph]
 
 def dry_run(
     graph: MakeGraph,
+    step_graph: MakeGraph,
     micro_batches: MicroBatches,
     n_prompt: int,
     n_predict: int,
@@ -569,6 +570,7 @@ def dry_run(
 
     Args:
         graph: Makes graphs of the model.
+        step_graph: Makes those of decoding steps.
         micro_batches: Decides which micro-batches run as one graph.
         n_prompt: Tokens of the prompt; at least one.
         n_predict: Tokens to generate at most; the last one is not fed back.
@@ -597,7 +599,7 @@ def dry_run(
     for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together, most=2):
         yield from _plans(micro_batches, parts(first))
     for past in decoding_starts(n_prompt, n_predict, n_ctx=n_ctx):
-        yield from _plans(micro_batches, [MicroBatch(graph(1, past, 1), True)])
+        yield from _plans(micro_batches, [MicroBatch(step_graph(1, past, 1), True)])
 
 
 def _plans(micro_batches: MicroBatches, parts: Sequence[MicroBatch]) -> Iterator[Plan]:

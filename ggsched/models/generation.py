@@ -46,6 +46,9 @@ class FedSequence(Protocol):
     def _feed(self, tokens: Sequence[int], *, all_logits: bool, copy: bool) -> np.ndarray:
         """Feed tokens inside a call that is guarded already."""
 
+    def _choose_next(self, tokens: Sequence[int]) -> int | np.ndarray:
+        """Feed tokens likewise; return the next one if a device chose it, else logits."""
+
 
 def generate(
     session: FedSequence,
@@ -81,16 +84,24 @@ def generate(
                 del known[keep : keep + (len(known) - keep) // 2]
                 session._reset()
                 fed = known
-            is_shown = on_logits is not None
-            feed = partial(_feed_timed, session, is_prompt=not i, is_shown=is_shown)
-            logits, left = _fed(session, feed, fed, known, left)
+            feed = partial(
+                _feed_timed,
+                session,
+                is_prompt=not i,
+                is_shown=on_logits is not None,
+                chooses=on_logits is None and sampling.is_greedy,
+            )
+            found, left = _fed(session, feed, fed, known, left)
             edits = session._edits
-            if on_logits is None and n_predict > 0:  # logits are lent until the next call
-                token = sampler.choose(logits[-1], session.batches.top_token)
+            if isinstance(found, int):
+                token = found
+            elif on_logits is None and n_predict > 0:  # logits are lent until the next call
+                token = sampler.choose(found[-1], session.batches.top_token)
         if on_logits is not None:
-            on_logits(logits)
+            assert not isinstance(found, int)  # they are to be shown
+            on_logits(found)
             if n_predict > 0:
-                token = sampler.choose(logits[-1])
+                token = sampler.choose(found[-1])
         if n_predict <= 0 or token in stop:
             return
         yield token
@@ -100,15 +111,15 @@ def generate(
 
 def _fed(
     session: FedSequence,
-    feed: Callable[[Sequence[int]], np.ndarray],
+    feed: Callable[[Sequence[int]], int | np.ndarray],
     tokens: Sequence[int],
     known: Sequence[int],
     retries: int,
-) -> tuple[np.ndarray, int]:
+) -> tuple[int | np.ndarray, int]:
     """Feed tokens, after a fault all that are known, in a session that was restarted.
 
     Returns:
-        The logits, and how many faults may still come.
+        The next token or the logits, and how many faults may still come.
     """
     while True:
         try:
@@ -154,9 +165,17 @@ def _checked_keep(session: FedSequence, keep: int, n_prompt: int) -> int:
 
 
 def _feed_timed(
-    session: FedSequence, tokens: Sequence[int], *, is_prompt: bool, is_shown: bool
-) -> np.ndarray:
-    """Feed a prompt or a generated token; logits that are shown to somebody are copies."""
+    session: FedSequence,
+    tokens: Sequence[int],
+    *,
+    is_prompt: bool,
+    is_shown: bool,
+    chooses: bool,
+) -> int | np.ndarray:
+    """Feed a prompt or a generated token; logits that are shown to somebody are copies.
+
+    Behind a generated token a device may choose the next one.
+    """
     timing = session.timing
     began, setup_s = time.perf_counter(), timing.setup_s
 
@@ -167,7 +186,11 @@ def _feed_timed(
         logits = session.feed(tokens, all_logits=is_shown)
         timing.prompt_tokens += len(tokens)
         timing.prompt_s += seconds()
+        return logits
+    found: int | np.ndarray
+    if chooses:
+        found = session._choose_next(tokens)
     else:
-        logits = session._feed(tokens, all_logits=False, copy=is_shown)
-        timing.note_step(seconds())
-    return logits
+        found = session._feed(tokens, all_logits=False, copy=is_shown)
+    timing.note_step(seconds())
+    return found

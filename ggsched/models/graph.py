@@ -13,7 +13,9 @@ Inputs that the host sets before each run:
 
 States, zero at first: ``blk.N.k_cache`` and ``blk.N.v_cache``, (n_ctx, n_head_kv * head_dim).
 Recurrent blocks have ``blk.N.conv_state`` and ``blk.N.linear_state`` instead, a row for each slot.
-Output: logits (n_out, n_vocab) f32.
+Output: logits (n_out, n_vocab) f32. A graph that chooses has in their place the index of the
+largest, (n_out, 1) i32, the first of several and NaN only where nothing else is, and the logit that
+it has, (n_out, 1, 1) f32.
 """
 
 from collections.abc import Iterator
@@ -45,6 +47,7 @@ def build_model_graph(
     n_out: int,
     n_ctx: int,
     kv_dtype: DType | None = None,
+    chooses: bool = False,
 ) -> Graph:
     """Build the graph of one micro-batch; see the module for inputs, states and output.
 
@@ -56,6 +59,7 @@ def build_model_graph(
         n_out: Tokens that get logits.
         n_ctx: Rows of the KV cache.
         kv_dtype: Type of the KV cache, f32 or f16; None for the model's.
+        chooses: Whether the device looks for the largest logits, which stay there.
 
     Raises:
         UsageError: sizes that make no sense together.
@@ -63,11 +67,17 @@ def build_model_graph(
     batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype or model.cache_dtype)
     _check(batch)
     hp = model.hparams
-    kit = ModelBuilder(model, batch, f"{hp.name or hp.arch} T{n_tokens} N{n_kv}")
+    kind = " top" if chooses else ""
+    kit = ModelBuilder(model, batch, f"{hp.name or hp.arch}{kind} T{n_tokens} N{n_kv}")
     x = kit.embed()
     for layer in range(hp.n_layer):
         x = ARCHITECTURES[hp.arch].block(kit, x, layer)
-    return kit.g.build(kit.head(x))
+    logits = kit.head(x)
+    if not chooses:
+        return kit.g.build(logits)
+    top = kit.g.top_k(logits, 1, name="result_top")
+    table = kit.g.reshape(logits, *logits.shape, 1)
+    return kit.g.build(top, kit.g.get_rows(table, top, name="result_largest"))
 
 
 def _check(batch: BatchShape) -> None:

@@ -56,6 +56,11 @@ class Sampling:
                 raise UsageError(f"{name} is {getattr(self, name)}", where="Sampling", why=why)
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether the first of the largest logits is taken, whatever came before."""
+        return self.temperature <= 0 and self.repeat_penalty == 1.0
+
+    @property
     def has_filters(self) -> bool:
         """Whether some tokens are never drawn."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

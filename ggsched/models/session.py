@@ -185,6 +185,24 @@ class Session:
         """
         return self.batches.graph(n_tokens, n_past, n_out)
 
+    @guarded(is_open=True, may_nest=True)
+    def step_graph(self, n_past: int) -> Graph:
+        """Return the graph of a token that follows ``n_past`` others, as ``generate`` runs it.
+
+        Where no device computes in host memory a greedy generation has the next token chosen where
+        the logits are, and this graph returns its index and its logit; elsewhere, and in models
+        with recurrent blocks, it returns logits.
+
+        Args:
+            n_past: Tokens that are in the cache.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     session.step_graph(8).outputs == session.graph(1, 8, 1).outputs
+            True
+        """
+        return self.batches.graph(1, n_past, 1, chooses=self.batches.chooses)
+
     def plan(self, n_tokens: int, n_past: int = 0, n_out: int = 1) -> Plan:
         """Return the plan of a micro-batch, without running it.
 
@@ -220,13 +238,21 @@ class Session:
         return self.scheduler.plan(graph, self.constraints)
 
     @guarded(is_open=True, may_nest=True)
-    def memory_need(self, n_prompt: int, n_predict: int, *, all_logits: bool = False) -> MemoryNeed:
+    def memory_need(
+        self,
+        n_prompt: int,
+        n_predict: int,
+        *,
+        all_logits: bool = False,
+        sampling: Sampling | None = None,
+    ) -> MemoryNeed:
         """Return what a run takes, to the byte, without loading anything.
 
         Args:
             n_prompt: Tokens of the prompt.
             n_predict: Tokens to generate.
-            all_logits: Whether each token of the prompt gets logits.
+            all_logits: Whether each token gets logits that are shown to somebody.
+            sampling: Greedy where not given.
 
         Raises:
             UsageError: a prompt that the context does not hold.
@@ -236,7 +262,9 @@ class Session:
             ...     session.memory_need(8, 4).peak[0].total > 0
             True
         """
-        return self.batches.memory_need(n_prompt, n_predict, all_logits=all_logits)
+        is_greedy = sampling is None or sampling.is_greedy
+        chooses = self.batches.chooses and is_greedy and not all_logits
+        return self.batches.memory_need(n_prompt, n_predict, all_logits=all_logits, chooses=chooses)
 
     @guarded(is_open=True)
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
@@ -271,6 +299,17 @@ class Session:
         self._n_past += len(whole)
         self._edits += 1
         return logits
+
+    def _choose_next(self, tokens: Sequence[int]) -> int | np.ndarray:
+        """Append tokens; return the next one if it was chosen on a device, else logits."""
+        if len(tokens) == 1 and self.batches.chooses:
+            self._check(tokens)
+            token = self.batches.run_and_choose(int(tokens[0]), self._n_past)
+            if token is not None:
+                self._n_past += 1
+                self._edits += 1
+                return token
+        return self._feed(tokens, False, copy=False)
 
     def generate(
         self,

@@ -13,7 +13,8 @@ from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16
 from ggsched.passes.shard.names import part_of
-from ggsched.plan.command import Launch, Record, Wait
+from ggsched.plan.command import Download, Launch, Record, Wait
+from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
 from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
@@ -36,6 +37,25 @@ def planned(p, n_tokens, *, peers=True):
     with session(LLAMA, replace(topology, devices=facts), split_mode="tensor") as s:
         graph = s.graph(n_tokens, 512, 1)
         return graph, s.plan_of(graph)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_a_greedy_step_ends_in_one_launch_and_one_wait(p):
+    """Logits are joined and looked through where they are; the host is given eight bytes."""
+    topology = gpus(p)
+    with session(LLAMA, topology, split_mode="tensor") as s:
+        graph, logits = s.step_graph(512), s.graph(1, 512, 1)
+        plan, whole = s.plan_of(graph), s.plan_of(logits)
+    assert check_plan(plan).is_clean
+    labels = [part_of(plan.nodes[step.node].label)[0] for step in last_launch(plan).steps]
+    assert labels == ["result_output_joined"] * (p - 1) + ["result_top", "result_largest"]
+    found, known = plan_stats(plan).commands, plan_stats(whole).commands
+    assert found == {**known, "download": 2}
+    assert sum(c.src.nbytes for c in plan.commands if isinstance(c, Download)) == 8
+
+
+def last_launch(plan):
+    return [c for c in plan.commands if isinstance(c, Launch)][-1]
 
 
 def launches_of(plan, block):

@@ -279,12 +279,13 @@ class _Rewriter:
         layout, window = self._layout[t.storage], Window.of(t)
         if isinstance(layout, Whole):
             return Ref(self._nearest(t.storage, layout.on, part), window)
+        root = self.tensors[t.storage]
         if self._of(t) is None:
-            root = self.tensors[t.storage]
             return Ref(self._joined(root, part), window)
-        key = self._joined(t, part)
         whole = Window(t.shape, contiguous_strides(t.dtype, t.shape), 0)
-        return Ref(key, whole)
+        # Parts of another view of all of it need not be joined once more.
+        is_all = isinstance(layout, Split) and window == whole and t.nbytes == root.nbytes
+        return Ref(self._joined(root if is_all else t, part), whole)
 
     def _nearest(self, storage: int, on: tuple[int, ...] | None, part: int) -> Key:
         if on is None:

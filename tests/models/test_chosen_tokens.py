@@ -1,0 +1,178 @@
+"""Greedy generation whose tokens are chosen where the logits are."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from ggsched.config import Settings
+from ggsched.errors import DeviceFault, ModelError, UsageError
+from ggsched.models.batch_runner import BatchRunner
+from ggsched.models.load import load_model
+from ggsched.models.offload import Offload
+from ggsched.models.sampling import Sampling
+from ggsched.models.session import Session, SessionOptions
+from ggsched.plan.command import Download, HostSync
+from ggsched.plan.splits import HOST
+from tests.models.helpers import ORACLE
+from tests.models.reference_models import write_reference
+from tests.models.test_recurrent import NAMES as RECURRENT
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2)
+COUNT = 40
+
+ONE, TWO, THREE = (tuple(f"sim:{i}" for i in range(n)) for n in (1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(ORACLE / "llama-tiny-f32.gguf")
+
+
+def opened(model, devices=ONE, **options):
+    sizes = SessionOptions(n_ctx=64, **options)
+    return Session(model, list(devices), sizes, settings=Settings())
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    """Return tokens, each the first of the largest logits that ``feed`` returned."""
+    with opened(model, ["cpu:0"]) as session:
+        found, fed = [], list(PROMPT)
+        for _ in range(COUNT):
+            found.append(int(session.feed(fed)[-1].argmax()))
+            fed = found[-1:]
+    return found
+
+
+def downloaded(plan):
+    """Return the bytes that a plan downloads, and how often the host waits."""
+    commands = plan.commands
+    nbytes = sum(c.src.nbytes for c in commands if isinstance(c, Download))
+    return nbytes, sum(isinstance(c, HostSync) for c in commands)
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        (ONE, {}),
+        (TWO, {}),
+        (TWO, {"split_mode": "tensor"}),
+        (THREE, {"split_mode": "tensor", "offload": Offload(tensor_split=(2.0, 1.0, 1.0))}),
+    ],
+    ids=["one", "layers", "shares", "uneven shares"],
+)
+def test_tokens_are_those_of_the_logits(model, wanted, devices, options):
+    """Over two buckets of the cache. A step waits once, for an index and a logit."""
+    with opened(model, devices, **options) as session:
+        assert list(session.generate(PROMPT, COUNT)) == wanted
+        assert downloaded(session.last_plan) == (8, 1)
+        assert session.last_plan.graph == session.step_graph(session.n_past - 1).digest
+        assert session.n_past == len(PROMPT) + COUNT - 1
+        assert session.timing.decode_tokens == COUNT - 1
+        again = session.feed([wanted[-1]])  # the sequence is as if logits had been fetched
+        session.reset()
+        np.testing.assert_allclose(again, session.feed([*PROMPT, *wanted]), 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"on_logits": lambda _: None},
+        {"sampling": Sampling(temperature=0.5)},
+        {"sampling": Sampling(repeat_penalty=1.1)},
+    ],
+    ids=["shown", "drawn", "penalised"],
+)
+def test_logits_come_where_somebody_needs_them(model, asked):
+    with opened(model) as session:
+        assert len(list(session.generate(PROMPT, 4, **asked))) == 4
+        nbytes, _ = downloaded(session.last_plan)
+        assert nbytes == 4 * model.hparams.n_vocab
+
+
+def test_not_in_host_memory(model):
+    """There the host reads logits as fast as a device would look through them."""
+    for devices in (["cpu:0"], ["sim:0", "cpu:0"]):
+        with opened(model, devices) as session:
+            assert not session.batches.chooses
+            assert session.step_graph(8) is session.graph(1, 8, 1)
+
+
+def test_not_where_a_step_cannot_be_run_again(tmp_path):
+    path = write_reference(tmp_path / "recurrent.gguf", RECURRENT[0])
+    with opened(load_model(path)) as session:
+        assert not session.batches.chooses
+        assert len(list(session.generate(PROMPT, 3))) == 3
+
+
+def test_a_step_is_run_again_for_its_logits(model, wanted, monkeypatch):
+    """It leaves the same rows in the cache."""
+    choose, times = BatchRunner.run_and_choose, count(1)
+
+    def every_other(self, token, n_past):
+        found = choose(self, token, n_past)
+        return found if next(times) % 2 else None
+
+    monkeypatch.setattr(BatchRunner, "run_and_choose", every_other)
+    with opened(model) as session:
+        assert list(session.generate(PROMPT, 9)) == wanted[:9]
+        assert session.n_past == len(PROMPT) + 8
+    assert next(times) == 9
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_is_an_error(model, monkeypatch, value):
+    """As ``feed`` shows it: the step that chooses says only that the largest is not finite."""
+    with opened(model) as session:
+        tokens = session.generate(PROMPT, 5)
+        next(tokens)
+        outputs = BatchRunner._outputs
+
+        def spoiled(self, graph, inputs, *, copy):
+            found = outputs(self, graph, inputs, copy=True)
+            last = graph.outputs[-1]  # logits, or the largest
+            return {**found, last: np.full_like(found[last], value)}
+
+        monkeypatch.setattr(BatchRunner, "_outputs", spoiled)
+        with pytest.raises(ModelError, match=f"computed {value} as its largest logit"):
+            next(tokens)
+        assert session.batches.has_nonfinite
+
+
+def test_faults_and_retries(model, wanted, monkeypatch):
+    choose, faults = BatchRunner.run_and_choose, [DeviceFault("a command failed")]
+
+    def faulty(self, token, n_past):
+        if n_past == len(PROMPT) + 2 and faults:
+            raise faults.pop()
+        return choose(self, token, n_past)
+
+    monkeypatch.setattr(BatchRunner, "run_and_choose", faulty)
+    with opened(model) as session:
+        assert list(session.generate(PROMPT, 8, retries=1)) == wanted[:8]
+        assert not faults
+
+
+def test_the_sequence_and_its_limits(model, wanted):
+    with opened(model) as session:
+        tokens = session.generate(PROMPT, 5)
+        found = [next(tokens), next(tokens)]
+        session.feed([1])
+        with pytest.raises(UsageError, match="the sequence was changed after 2 generated tokens"):
+            next(tokens)
+        assert found == wanted[:2]
+        session.reset()
+        stopped = list(session.generate(PROMPT, COUNT, stop=frozenset(wanted[6:7])))
+        assert stopped == wanted[: wanted.index(wanted[6])]
+
+
+def test_memory_is_predicted_for_what_will_run(model):
+    """``tests/models/test_memory_need.py`` compares greedy generations with what they take."""
+    with opened(model) as session:
+        chosen = session.memory_need(7, 20)
+        drawn = session.memory_need(7, 20, sampling=Sampling(temperature=1.0))
+        logits = 4 * model.hparams.n_vocab
+        assert drawn.peak[HOST].total - chosen.peak[HOST].total > logits - 256
+        list(session.generate(PROMPT, 20))
+        assert session.scheduler.plan_cache.misses == 3  # none that will not run
