@@ -46,6 +46,7 @@ def opened(model, **options):
 
 CALLS = {
     "Session.graph": lambda s: s.graph(1, 8, 1),
+    "Session.step_graph": lambda s: s.step_graph(8),
     "Scheduler.plan": lambda s: s.plan_of(s.graph(1, 8, 1)),
     "Session.memory_need": lambda s: s.memory_need(4, 2),
     "Session.feed": lambda s: s.feed(OTHER),
