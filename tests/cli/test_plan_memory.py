@@ -100,9 +100,9 @@ def test_a_huge_context_is_answered_quickly_and_readably(call, monkeypatch):
     began = []
     real = BatchRunner.graph
 
-    def graph(self, *size):
+    def graph(self, *size, **more):
         began.append(size)
-        return real(self, *size)
+        return real(self, *size, **more)
 
     monkeypatch.setattr(BatchRunner, "graph", graph)
     code, out, _ = call("plan", LLAMA, "--devices", "cpu:0", "--memory", "-c", 2**31 - 1)
