@@ -15,7 +15,7 @@ NEAR: Final = 2048
 
 SOON: Final = 1024
 """How far ahead a weight is fetched into the L2 cache beside a processor that fetches streams by
-itself, in bytes: little enough that its own fetching is not disturbed. With 2 to 8 KB it is."""
+itself, in bytes. What is fetched 2 to 8 KB ahead disturbs its own fetching."""
 
 _LINE: Final = 64
 

@@ -93,9 +93,9 @@ def _lower_largest(site: LoweringContext) -> None:
     n = x.shape[-1]
     span = max(SPAN, -(-n // MAX_PARTS)) if x.rows <= FEW_ROWS and n > 4 * SPAN else n
     spans = -(-n // span)
-    result, nowhere = (y.buffer, i64(y.offset)), (y.buffer, i64(0))
+    result, unused = (y.buffer, i64(y.offset)), (y.buffer, i64(0))
     area = (SCRATCH, i64(site.scratch(4 * x.rows * spans))) if spans > 1 else result
-    args = (*x.args, *nowhere, *area, i32(spans), i32(span), i32(0))
+    args = (*x.args, *unused, *area, i32(spans), i32(span), i32(0))
     site.call("sort", "largest", args, (x.rows, spans, 1))
     if spans > 1:
         args = (*x.args, *area, *result, i32(1), i32(spans), i32(1))

@@ -48,8 +48,8 @@ KERNEL(sort_merge)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *in, i64 in_off,
   }
 }
 
-/* The index of the largest number of each span of a row, the first of several, NaN last. Of a row of
- * which some indices are known to be enough: of the numbers at `in`, span of them for each row.
+/* The index of the largest number of each span of a row, the first of several, NaN last. If `indexed`,
+ * a row has one span, of the `span` numbers whose indices are at `in`. LANES is a power of two.
  * Groups: (rows, spans). */
 KERNEL(largest)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *in, i64 in_off, GLOBAL u8 *y, i64 y_off, int y_row,
                 int span, int indexed) {

@@ -148,7 +148,7 @@ def run(
             converse(session, Talk(system, prompt, n_predict, sampling, stops), progress.stop)
             return
         ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
-        _prepare(session, ids, recorder, logits is not None, checks_memory, as_json)
+        _prepare(session, ids, recorder, logits is not None, checks_memory, as_json, sampling)
         fed: list[np.ndarray] = []
         stops_at = StopText(stops)
         generated = _generate(
@@ -191,13 +191,14 @@ def _prepare(
     all_logits: bool,
     checks_memory: bool,
     as_json: bool,
+    sampling: Any,
 ) -> None:
     """Check memory before anything is loaded; say which devices were chosen."""
     from ggsched.cli.run_setup import run_setup
     from ggsched.models.memory_check import check_memory
 
     if checks_memory and ids:
-        check_memory(session, len(ids), all_logits=all_logits)
+        check_memory(session, len(ids), all_logits=all_logits, sampling=sampling)
     if recorder is not None:
         recorder.setup = run_setup(session, len(ids))
     if session.default_devices is not None and not as_json:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from ggsched.errors import UsageError
+from ggsched.ir.dtype import F32
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import (
     MicroBatch,
@@ -22,7 +23,7 @@ from ggsched.models.batches import (
     span_inputs,
 )
 from ggsched.models.cache_rows import CacheRows
-from ggsched.models.graph import build_model_graph
+from ggsched.models.graph import CHOOSING_OPS, build_model_graph
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.sampling import argmax
 from ggsched.models.session_options import SessionOptions
@@ -34,6 +35,7 @@ from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.outputs import Outputs
 from ggsched.scheduler import Scheduler
+from ggsched.topology.caps import offers
 from ggsched.topology.cost import MachineRates
 
 T = TypeVar("T")
@@ -62,11 +64,11 @@ class BatchRunner:
     Attributes:
         micro_batches: Runs several micro-batches as one graph where that pays.
         constraints: What all plans are made with.
-        chooses: Whether the token after a step can be chosen where the logits are: no device
-            computes in host memory, where the host could as well look at them, and a step can be
-            run again, which states of recurrent blocks do not allow.
+        chooses: Whether the token after a step can be chosen where the logits are: all devices
+            have the ops, none computes in host memory, where the host could as well look at the
+            logits, and a step can be run again, which states of recurrent blocks do not allow.
         last_plan: Of the last run.
-        top_token: The first of the largest logits of the last token.
+        top_token: The first of the largest logits of the last token; None if a device chose it.
         has_nonfinite: Whether any logits were not finite since this was last set to False; then
             the KV cache may hold such numbers.
     """
@@ -100,7 +102,8 @@ class BatchRunner:
         self._pads = spec.hparams.recurrent is None  # states take each token in
         facts = [device.facts for device in scheduler.devices]
         on_host = any(f.is_host or f.imports_host_memory for f in facts)
-        self.chooses = self._pads and not on_host
+        able = all(offers(f.ops, op, F32.name) for f in facts for op in CHOOSING_OPS)
+        self.chooses = self._pads and able and not on_host
         self._timing = timing
         self.constraints = constraints
         self.micro_batches = MicroBatches(
@@ -231,10 +234,14 @@ class BatchRunner:
             The first of the largest logits. None if that is not finite: then the token has to be
             run again for its logits, as what is in front of the output matrix may not be finite.
         """
+        self.top_token = None
         graph = self._graph(1, n_past + 1, 1, chooses=True)
         out = self._outputs(graph, self._inputs_of(graph, token, n_past), copy=False)
         top, largest = graph.outputs
-        return int(out[top][0, 0]) if isfinite(out[largest][0, 0, 0]) else None
+        if isfinite(out[largest][0, 0, 0]):
+            return int(out[top][0, 0])
+        self.has_nonfinite = True  # also if the second run is never made
+        return None
 
     def run_spans(self, spans: Sequence[Span], *, copy: bool = True) -> np.ndarray:
         """Run tokens of several sequences, micro-batch by micro-batch.

@@ -19,6 +19,7 @@ it has, (n_out, 1, 1) f32.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import DType
@@ -28,6 +29,9 @@ from ggsched.models.arch import ARCHITECTURES
 from ggsched.models.hparams import HParams
 from ggsched.models.layers import BatchShape, ModelBuilder
 from ggsched.models.spec import ModelSpec, WeightNeed
+
+CHOOSING_OPS: Final = ("top_k", "get_rows")
+"""What a graph that chooses has on f32, besides what others have."""
 
 
 def model_needs(hp: HParams) -> Iterator[WeightNeed]:

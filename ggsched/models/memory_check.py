@@ -9,6 +9,7 @@ from ggsched.models.fit import Fit, FitRequest, shortage
 from ggsched.models.homes import fit_options
 from ggsched.models.load import load_model
 from ggsched.models.offload import source_name
+from ggsched.models.sampling import Sampling
 from ggsched.models.session import Session
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.shard.names import part_of
@@ -19,7 +20,13 @@ _FIRST_STEPS: Final = 2
 """Tokens that are looked at after the prompt: later steps need little more."""
 
 
-def check_memory(session: Session, n_prompt: int, *, all_logits: bool = False) -> None:
+def check_memory(
+    session: Session,
+    n_prompt: int,
+    *,
+    all_logits: bool = False,
+    sampling: Sampling | None = None,
+) -> None:
     """Raise if weights, KV cache, and the results of a prompt and a step exceed free memory.
 
     Weights that a device uses where the file is mapped take no memory of their own. The plans that
@@ -29,12 +36,13 @@ def check_memory(session: Session, n_prompt: int, *, all_logits: bool = False) -
         session: Nothing of it need be loaded.
         n_prompt: Tokens of the prompt.
         all_logits: Whether each token of the prompt gets logits.
+        sampling: Greedy where not given.
 
     Raises:
         OutOfDeviceMemory: it does not fit; the hint names options with which it would.
     """
     n_prompt = min(n_prompt, session.options.n_ctx)
-    missing = memory_shortage(session, n_prompt, all_logits=all_logits)
+    missing = memory_shortage(session, n_prompt, all_logits=all_logits, sampling=sampling)
     if not missing:
         return
     lacking = " and ".join(f"{nbytes_text(n)} on {name}" for name, n in missing.items())
@@ -48,9 +56,11 @@ def check_memory(session: Session, n_prompt: int, *, all_logits: bool = False) -
     )
 
 
-def memory_shortage(session: Session, n_prompt: int, *, all_logits: bool) -> dict[str, int]:
+def memory_shortage(
+    session: Session, n_prompt: int, *, all_logits: bool, sampling: Sampling | None = None
+) -> dict[str, int]:
     """Return by device the bytes that are missing for a prompt and a step; empty if it fits."""
-    need = session.memory_need(n_prompt, _FIRST_STEPS, all_logits=all_logits)
+    need = session.memory_need(n_prompt, _FIRST_STEPS, all_logits=all_logits, sampling=sampling)
     mapped = _mapped_nbytes(session)
     used = {d: n.total - mapped.get(d, 0) for d, n in need.least.items()}
     scheduler = session.scheduler

@@ -208,6 +208,16 @@ def test_top_k_of_equal_numbers(n, k):
     check(graph, values)
 
 
+@pytest.mark.parametrize("odd", [(), (np.nan,), (np.nan, -np.inf), (-0.0, 0.0)])
+def test_the_largest_of_long_rows(odd):
+    rng = np.random.default_rng(3)
+    x = rng.integers(-9, 9, (3, 5000)).astype(np.float32)
+    if odd:
+        x[1:] = rng.choice(np.float32(odd), (2, 5000))
+    g = GraphBuilder()
+    check(g.build(g.top_k(g.input("x", x.shape), 1)), {"x": x})
+
+
 def test_top_k_survives_what_is_no_number():
     x = np.full(sorting._SELECT_FROM, np.nan, np.float32)
     assert sorting._select_row(x, 4).shape == (4,)

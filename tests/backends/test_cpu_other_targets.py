@@ -131,6 +131,16 @@ def test_products_of_long_rows(name, dtype, more):
     np.testing.assert_array_less(np.abs(found - x @ wide.T), 1e-6 * (np.abs(x) @ np.abs(wide.T)))
 
 
+@pytest.mark.parametrize(("dtype", "x"), [(F32, "f32"), (F16, "f32"), (BF16, "bf16")], ids=str)
+def test_kernels_that_take_rows_together(dtype, x):
+    """One row of activations: a sum for each of the rows, and one for a row by itself."""
+    texts = [module_text(gemv.gemv("k", ZEN4, dtype, x, n, "batch")) for n in (1, 2)]
+    stores = [text.count("store float") for text in texts]
+    assert stores[0] >= rows_together.TOGETHER + 1
+    assert stores[1] < rows_together.TOGETHER
+    assert "8192" in texts[0]
+
+
 def test_rows_are_taken_together_where_processors_fetch_streams():
     """On Zen 4 alone: others read row by row, as the measurements say."""
     takes = rows_together.takes_rows_together

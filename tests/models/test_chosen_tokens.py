@@ -8,6 +8,7 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, UsageError
 from ggsched.models.batch_runner import BatchRunner
+from ggsched.models.graph import CHOOSING_OPS
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.sampling import Sampling
@@ -138,6 +139,46 @@ def test_what_is_not_finite_is_an_error(model, monkeypatch, value):
         with pytest.raises(ModelError, match=f"computed {value} as its largest logit"):
             next(tokens)
         assert session.batches.has_nonfinite
+
+
+def test_the_cache_is_cleared_if_the_step_is_not_run_again(model, wanted, monkeypatch):
+    with opened(model) as session:
+        tokens = session.generate(PROMPT, 5)
+        next(tokens)
+        outputs, graphs = BatchRunner._outputs, []
+
+        def spoiled(self, graph, inputs, *, copy):
+            if graphs:
+                raise DeviceFault("a command failed")
+            graphs.append(graph)
+            found = outputs(self, graph, inputs, copy=True)
+            return {**found, graph.outputs[-1]: np.full((1, 1, 1), np.nan, np.float32)}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchRunner, "_outputs", spoiled)
+            with pytest.raises(DeviceFault):
+                next(tokens)
+        assert session.batches.has_nonfinite
+        session.reset()
+        assert not session.batches.has_nonfinite
+        assert list(session.generate(PROMPT, 5)) == wanted[:5]
+
+
+def test_a_context_that_is_full(model):
+    """What is fed again after that has several tokens, so its logits come to the host."""
+    found = []
+    for devices in (ONE, ["cpu:0"]):
+        with opened(model, devices) as session:
+            found.append(list(session.generate(PROMPT, 90, keep=2)))
+    assert found[0] == found[1]
+
+
+def test_a_device_without_the_ops(model, monkeypatch):
+    needed = (*CHOOSING_OPS, "no_such_op")
+    monkeypatch.setattr("ggsched.models.batch_runner.CHOOSING_OPS", needed)
+    with opened(model) as session:
+        assert not session.batches.chooses
+        assert len(list(session.generate(PROMPT, 3))) == 3
 
 
 def test_faults_and_retries(model, wanted, monkeypatch):

@@ -29,6 +29,14 @@ def _select_largest(x: Array, k: int, out: Array) -> None:
         result[:] = _select_row(row, k)
 
 
+def _largest_one(x: Array, k: int, out: Array) -> None:
+    found = np.argmax(x, -1, keepdims=True)
+    if np.isnan(np.take_along_axis(x, found, -1)).any():  # which argmax takes for the largest
+        _largest(x, k, out)
+    else:
+        np.copyto(out, found, "unsafe")
+
+
 def _select_row(row: Array, k: int) -> Array:
     """Return the k largest of one row: those above the k-th value, then the first equal ones."""
     limit = np.partition(row, row.size - k)[row.size - k]
@@ -48,7 +56,8 @@ def _argsort(node: Node, site: CpuLoweringContext) -> list[Call]:
 def _top_k(node: Node, site: CpuLoweringContext) -> list[Call]:
     x, k = node.inputs[0], int(node.number("k"))
     select = x.shape[-1] >= _SELECT_FROM and k <= x.shape[-1] // 8
-    return [(_select_largest if select else _largest, (x, k, node.out))]
+    make = _largest_one if k == 1 else _select_largest if select else _largest
+    return [(make, (x, k, node.out))]
 
 
 EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {

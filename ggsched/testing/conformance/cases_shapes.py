@@ -140,6 +140,7 @@ def _long_graphs(w: TestContext) -> Iterator[DrawnGraph]:
         ),
         "argsort": (lambda g: g.op("argsort", g.input("x", (2, width))), {"x": RANKED}),
         "top_k": (lambda g: g.op("top_k", g.input("x", (2, width)), k=7), {"x": RANKED}),
+        "top_k of one": (lambda g: g.op("top_k", g.input("x", (2, 33 * width)), k=1), {}),
         "repeat": (lambda g: g.op("repeat", g.input("x", (3, 5)), shape=(3 * rows, 50)), {}),
         "concat": (
             lambda g: g.op("concat", g.input("x", (rows, 5)), g.input("y", (rows, 7)), axis=1),

@@ -199,7 +199,8 @@ def strided_graphs(op: str, dtype: DType) -> Iterator[DrawnGraph]:
 
 def tied_graphs(op: str) -> Iterator[DrawnGraph]:
     """Yield graphs that sort equal elements, whose order the op defines."""
-    for params in ({"k": 3},) if op == "top_k" else ({"descending": False}, {"descending": True}):
+    orders: tuple[dict[str, Any], ...] = ({"descending": False}, {"descending": True})
+    for params in ({"k": 1}, {"k": 3}) if op == "top_k" else orders:
         g = GraphBuilder(f"{op} of equal elements")
         # What lies below the limit is equal then.
         x = g.op("clamp", g.input("x", (3, 16)), min=0.0, max=0.25)
