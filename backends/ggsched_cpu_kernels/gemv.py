@@ -2,7 +2,7 @@
 
 Bound by memory: each part reads the rows of a weight once, one after the other. Processors fetch
 ahead along one stream of addresses; with four rows at a time, each of which ends after some
-kilobytes, a third of the rate was measured (``rows_together`` is for longer ones). Which matrix a
+kilobytes, a third of the rate was measured (rows of 8 KB: ``rows_together``). Which matrix a
 part belongs to, and where its rows begin, is decided by ``part_of``: batches by stride (grouped
 heads too), or experts chosen by ids.
 """
@@ -11,12 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ggsched.ir.dtype import BF16, F32, DType
+from ggsched.ir.dtype import F32, DType
 from ggsched_cpu_kernels.bf16_rows import pair_products
 from ggsched_cpu_kernels.elements import load_f32
 from ggsched_cpu_kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu_kernels.packed_rows import exact_products, rounded_products
-from ggsched_cpu_kernels.rows_together import long_rows, takes_rows_together
+from ggsched_cpu_kernels.rows_together import (
+    TOGETHER,
+    products_together,
+    takes_rows_together,
+    together,
+)
 from ggsched_cpu_kernels.sums import FAR, Sums, accumulators, added, fetch
 from ggsched_cpu_kernels.target import Target
 
@@ -110,12 +115,16 @@ def gemv(
     b.weights_end = end = b.offset(part.w, b.mul(part.last, w_row))
     far = _distance(b, activations, vectors) if target.fetches_past_caches else None
     first = part.first
-    taken = F32 if activations == "f32" else BF16
-    if activations != "int8" and vectors == 1 and takes_rows_together(target, dtype, taken):
-        first = long_rows(
-            b, dtype, taken, w=part.w, w_row=w_row, x=part.x, x_row=x_row, out=part.out,
-            out_row=out_row, first=first, last=part.last, vectors=count, columns=columns,
-        )  # fmt: skip
+    if takes_rows_together(target, dtype, activations, vectors):
+        some = together(b, dtype, b.sub(part.last, first), columns)
+        first = b.add(first, some)
+        with b.loop(part.first, first, TOGETHER) as row:
+            rows = [b.offset(part.w, b.mul(b.add(row, r), w_row)) for r in range(TOGETHER)]
+            with b.loop(0, count) as vector:
+                start = b.offset(part.x, b.mul(vector, x_row))
+                out = b.offset(b.offset(part.out, b.mul(vector, out_row)), b.mul(row, 4))
+                for r, total in enumerate(products_together(b, dtype, rows, start, columns)):
+                    b.store(total, b.offset(out, 4 * r), 4)
     with b.loop(first, part.last) as row:
         w = b.offset(part.w, b.mul(row, w_row))
         if far is not None:
@@ -149,18 +158,18 @@ def _distance(b: Builder, activations: Activations, vectors: int) -> Value:
 
 def _plain(b: Builder, dtype: DType, w: Value, x: Sequence[Value], columns: Value) -> list[Value]:
     lanes, size = b.target.lanes, dtype.block_nbytes
-    is_alone = len(x) == 1 and b.target.fetches_streams
-    unroll = 4 if len(x) <= 2 else 2
-    if b.target.fetches_streams:
-        unroll = 2 if is_alone and dtype is not F32 else 1
-    count = 1 if b.target.fetches_streams else unroll
+    is_streamed, is_one = b.target.fetches_streams, len(x) == 1
+    if is_streamed:
+        n_sums, unroll = 1, 2 if is_one and dtype is not F32 else 1
+    else:
+        n_sums = unroll = 4 if len(x) <= 2 else 2
     step = lanes * unroll
-    sums = accumulators(b, x, count, vector_of(lanes, "float"))
+    sums = accumulators(b, x, n_sums, vector_of(lanes, "float"))
     rest = accumulators(b, x, 1, "float")
     whole = b.binary("and", columns, -step)
 
     ahead: Value | None = None
-    is_latency_bound = b.target.fetches_streams and dtype is not F32 and not is_alone
+    is_latency_bound = is_streamed and not is_one and dtype is not F32
     if is_latency_bound:
         # Activations that fill the first cache break its fetching: 13 GB/s, and 22 with this.
         ahead = b.select(b.compare("ugt", columns, _LONG), i64(FAR), i64(0))
@@ -182,7 +191,7 @@ def _plain(b: Builder, dtype: DType, w: Value, x: Sequence[Value], columns: Valu
         if ahead is not None:
             b.prefetch(b.offset(place, ahead), level=2)
         for u in range(unroll):
-            multiply(b.add(column, u * lanes), lanes, sums, u % count)
+            multiply(b.add(column, u * lanes), lanes, sums, u % n_sums)
     near = b.binary("and", columns, -lanes)
     with b.loop(whole, near, lanes) as column:
         multiply(column, lanes, sums, 0)

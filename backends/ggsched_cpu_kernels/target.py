@@ -54,8 +54,7 @@ class Target:
         Measured on Zen 4: f32, f16, bf16 and q8_0 by 20 to 35 %, where one vector follows another
         into one sum. Loads that run further ahead of their use disturb the fetching, and so does
         what is fetched 2 to 8 KB ahead beside one row of activations. Long rows of f32, f16 and
-        bf16 are read eight at a time
-        (``ggsched_cpu_kernels.rows_together``).
+        bf16 are read eight at a time (``ggsched_cpu_kernels.rows_together``).
         """
         return self.cpu == "znver4"
 

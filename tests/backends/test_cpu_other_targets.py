@@ -144,8 +144,10 @@ def test_kernels_that_take_rows_together(dtype, x):
 def test_rows_are_taken_together_where_processors_fetch_streams():
     """On Zen 4 alone: others read row by row, as the measurements say."""
     takes = rows_together.takes_rows_together
-    assert [takes(t, F16, F32) for t in (AVX2, AVX512, ZEN4, ZEN5)] == [False, False, True, False]
-    assert [takes(ZEN4, BF16, x) for x in (F32, BF16)] == [False, True]
+    found = [takes(t, F16, "f32", 1) for t in (AVX2, AVX512, ZEN4, ZEN5)]
+    assert found == [False, False, True, False]
+    assert [takes(ZEN4, BF16, x, 1) for x in ("f32", "bf16")] == [False, True]
+    assert not takes(ZEN4, F16, "f32", 2)
 
 
 @pytest.mark.parametrize("name", TARGETS)
