@@ -17,6 +17,9 @@ from ggsched.run.call_guard import CallGuard
 
 _LOG: Final = logging.getLogger("ggsched")
 
+Feed = Callable[[Sequence[int]], int | np.ndarray]
+"""Feeds tokens; returns the next one where a device chose it, else logits."""
+
 
 class FedSequence(Protocol):
     """What generation needs of a session; see ``Session``."""
@@ -68,6 +71,11 @@ def generate(
     known = list(prompt)
     if keep is not None:
         keep = _checked_keep(session, keep, len(prompt))
+    is_shown = on_logits is not None  # to somebody who may keep them
+    first = partial(session.feed, all_logits=is_shown)
+    later: Feed = partial(session._feed, all_logits=False, copy=is_shown)
+    if sampling.is_greedy and not is_shown:
+        later = session._choose_next
     for i in range(max(1, n_predict)):
         with session.guard.hold("Session.generate", is_open=True):
             if i and session._edits != edits:
@@ -84,13 +92,7 @@ def generate(
                 del known[keep : keep + (len(known) - keep) // 2]
                 session._reset()
                 fed = known
-            feed = partial(
-                _feed_timed,
-                session,
-                is_prompt=not i,
-                is_shown=on_logits is not None,
-                chooses=on_logits is None and sampling.is_greedy,
-            )
+            feed = partial(_feed_timed, session, later if i else first, is_prompt=not i)
             found, left = _fed(session, feed, fed, known, left)
             edits = session._edits
             if isinstance(found, int):
@@ -111,7 +113,7 @@ def generate(
 
 def _fed(
     session: FedSequence,
-    feed: Callable[[Sequence[int]], int | np.ndarray],
+    feed: Feed,
     tokens: Sequence[int],
     known: Sequence[int],
     retries: int,
@@ -165,32 +167,16 @@ def _checked_keep(session: FedSequence, keep: int, n_prompt: int) -> int:
 
 
 def _feed_timed(
-    session: FedSequence,
-    tokens: Sequence[int],
-    *,
-    is_prompt: bool,
-    is_shown: bool,
-    chooses: bool,
+    session: FedSequence, feed: Feed, tokens: Sequence[int], *, is_prompt: bool
 ) -> int | np.ndarray:
-    """Feed a prompt or a generated token; logits that are shown to somebody are copies.
-
-    Behind a generated token a device may choose the next one.
-    """
+    """Feed a prompt or a generated token; setting up does not count."""
     timing = session.timing
     began, setup_s = time.perf_counter(), timing.setup_s
-
-    def seconds() -> float:
-        return time.perf_counter() - began - (timing.setup_s - setup_s)
-
+    found = feed(tokens)
+    seconds = time.perf_counter() - began - (timing.setup_s - setup_s)
     if is_prompt:
-        logits = session.feed(tokens, all_logits=is_shown)
         timing.prompt_tokens += len(tokens)
-        timing.prompt_s += seconds()
-        return logits
-    found: int | np.ndarray
-    if chooses:
-        found = session._choose_next(tokens)
+        timing.prompt_s += seconds
     else:
-        found = session._feed(tokens, all_logits=False, copy=is_shown)
-    timing.note_step(seconds())
+        timing.note_step(seconds)
     return found
