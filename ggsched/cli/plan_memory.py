@@ -33,7 +33,7 @@ _OPTIONS: Final = (
     ),
     option(
         "-n --predict --n-predict n_predict",
-        "For --memory: tokens that are generated.",
+        "For --memory: tokens that are generated greedily.",
         at_least(0),
         32,
     ),
