@@ -78,6 +78,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         self._handle = found.handle
         self._compiled = compiled.take(found.handle)
         self.context = self._compiled.context
+        self._migrating = driver.make_queue(self.context)
         self._rebuilt: set[tuple[object, ...]] = set()
         self._draining: list[tuple[Handle, Handle, deque[Handle]]] = []
 
@@ -85,7 +86,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
 
     def acquire_memory(self, nbytes: int) -> Handle:
         """Return fresh memory. Drivers give it lazily, so the device counts it."""
-        return driver.make_buffer(self.context, nbytes)
+        return driver.make_buffer(self.context, self._migrating, nbytes)
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Return a read-only buffer over host memory, on devices that share it."""

@@ -205,14 +205,26 @@ def make_queue(context: Handle, *, is_timed: bool = False) -> Handle:
     return cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)
 
 
-def make_buffer(context: Handle, nbytes: int) -> Handle:
+def make_buffer(context: Handle, queue: Handle, nbytes: int) -> Handle:
     """Return device memory; OpenCL has no empty buffers, so those get a byte.
+
+    Drivers acquire the memory with the first command that uses it. PoCL 3.0 takes no lock for that:
+    where first commands came from two threads at once, it took the buffer for outdated and crashed.
+    So the first command is given here, one that moves nothing.
+
+    Args:
+        context: Of the device.
+        queue: Of that context, for this alone.
+        nbytes: How much.
 
     Raises:
         OutOfDeviceMemory: the driver refused.
     """
     try:
-        return cl.Buffer(context, cl.mem_flags.READ_WRITE, max(1, nbytes))
+        made = cl.Buffer(context, cl.mem_flags.READ_WRITE, max(1, nbytes))
+        undefined = cl.mem_migration_flags.CONTENT_UNDEFINED
+        cl.enqueue_migrate_mem_objects(queue, [made], flags=undefined)
+        return made
     except (cl.MemoryError, cl.LogicError) as error:
         raise OutOfDeviceMemory(f"requested {nbytes} bytes", why=str(error)) from error
 
@@ -226,7 +238,7 @@ def make_filled_buffer(context: Handle, content: bytes) -> Handle:
 def import_buffer(context: Handle, memory: memoryview) -> Handle:
     """Return a read-only buffer over host memory, which it keeps alive."""
     if not memory.nbytes:
-        return make_buffer(context, 0)
+        return cl.Buffer(context, cl.mem_flags.READ_ONLY, 1)
     flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
     return cl.Buffer(context, flags, hostbuf=memory)
 

@@ -1,6 +1,8 @@
 """Memory of OpenCL devices, what they say about themselves, and their absence."""
 
+import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -251,3 +253,42 @@ def test_timeout_from_the_environment(device, monkeypatch):
     monkeypatch.setenv("GGSCHED_TIMEOUT_S", "soon")
     with pytest.raises(UsageError, match="GGSCHED_TIMEOUT_S"):
         open_backend().open_device(0)
+
+
+FIRST_COMMANDS = "from tests.backends import test_opencl_memory as t; t.first_commands()"
+
+
+def first_commands(threads=4, buffers=1500, n=256):
+    """Upload to each buffer from several threads at once, on a stream each."""
+    device = opencl_device()
+    streams = [device.create_stream() for _ in range(threads)]
+    made = [device.allocate(4 * n * threads) for _ in range(buffers)]
+    begin = threading.Barrier(threads)
+
+    def work(i):
+        data = memoryview(np.full(n, i, np.int32)).cast("B")
+        for buffer in made:
+            begin.wait(TIMEOUT_S)
+            streams[i].upload(data, buffer, 4 * n * i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for stream in streams:
+        stream.sync(TIMEOUT_S)
+    out = np.zeros(n * threads, np.int32)
+    for buffer in made[::100]:
+        streams[0].download(buffer, 0, memoryview(out).cast("B"))
+        streams[0].sync(TIMEOUT_S)
+        assert out.tolist() == np.repeat(np.arange(threads), n).tolist()
+    device.close()
+
+
+def test_first_commands_of_a_buffer_from_several_threads(device):
+    """PoCL 3.0 crashed where they came at once; in a process of its own, therefore."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_COMMANDS], check=False, timeout=TIMEOUT_S, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
