@@ -23,7 +23,7 @@ from ggsched.calibrate.cache import load_rates
 from ggsched.cluster.remote_devices import Group, group_of
 from ggsched.cluster.remote_store import RemoteRun, RemoteStore
 from ggsched.config import Settings
-from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints, PlacementPolicy
@@ -37,11 +37,12 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.following import StateStreams, takes_turns
+from ggsched.run.following import StateStreams, state_streams, takes_turns
 from ggsched.run.open_devices import names_of, opened
 from ggsched.run.outputs import Outputs
 from ggsched.run.release import close_after, close_all
 from ggsched.run.resources import Resources
+from ggsched.run.started import StartedRun
 from ggsched.run.store import Progress, TensorStore, WeightSource
 from ggsched.run.tensor_interop import Exchange
 from ggsched.topology.cost import GUESSES, MachineRates
@@ -84,7 +85,8 @@ class _Ran:
         graph: As it was given.
         constraints: As they were given.
         planned: What was planned for these.
-        executor: What ran. While it is the scheduler's last, all this holds.
+        executor: What ran, or has the alternate that ran. While that is the scheduler's last, all
+            this holds.
     """
 
     graph: Graph
@@ -181,6 +183,7 @@ class Scheduler:
         self._last: Run | None = None
         self._ran: _Ran | None = None
         self._under_way: dict[str, tuple[int, int]] | None = {}
+        self._started: list[tuple[Executor, StartedRun]] = []
         self._has_room = True
         self._setup_s = 0.0
         self._is_closed = False
@@ -338,71 +341,171 @@ class Scheduler:
             >>> results["y"].shape
             (1, 3)
         """
-        ran = self._ran
+        if self._started:
+            self._settle()
+        planned, executor, is_tried = self._chosen(graph, constraints)
+        return _outputs(graph, planned, self._run(executor, planned, inputs, is_tried, copy))
+
+    @guarded()
+    def start(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, ArrayLike],
+        constraints: Constraints | None = None,
+    ) -> StartedRun:
+        """Begin a run as ``run`` does, and return before it has come to its end, if possible.
+
+        So a run can be enqueued before the outputs of the one before it are known, where it takes
+        what that one leaves in a state: devices go on from one to the next while the host is busy.
+        Runs take effect in the order of their starts, those of ``run`` among them. Two runs of one
+        graph are under way at most, the second in memory of its own; a third waits for the first.
+
+        Inputs are copied before this returns. Where ``overlaps`` is False, the run is over then.
+
+        Args:
+            graph: The graph.
+            inputs: By name.
+            constraints: Homes and pins.
+
+        Raises:
+            UsageError: as for ``run``, which names other errors of what is enqueued as well.
+
+        Examples:
+            >>> x = np.ones((1, 2), np.float32)
+            >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:
+            ...     runs = [scheduler.start(graph, {"x": k * x}) for k in range(3)]
+            ...     [float(run.outputs()["y"][0, 0]) for run in runs]
+            [0.0, 2.0, 4.0]
+        """
+        planned, executor, is_tried = self._chosen(graph, constraints)
+        if not self.overlaps or not isinstance(executor, Executor):
+            made = self._run(executor, planned, inputs, is_tried, copy=True)
+            return StartedRun.ended(self.guard, _outputs(graph, planned, made))
+        executor = self._idle(planned.graph, executor)
+        self._order(executor, executor.state_streams)
+        self._begin(executor, inputs)
+
+        def finish() -> Outputs:
+            return _outputs(graph, planned, self._finish(executor))
+
+        run = StartedRun(self.guard, finish, lambda: executor.is_done)
+        self._started.append((executor, run))
+        return run
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a run that was started goes on while the caller does.
+
+        Not where calls are recorded, where plans are tried (``streams="autotune"``), on devices of
+        other machines, and with a memory budget, as a second run takes memory of its own.
+        """
+        is_tried = self.settings.streams == "autotune" or self._recorder is not None
+        is_local = not isinstance(self._store, RemoteStore)
+        return is_local and not is_tried and not self.settings.memory_budget
+
+    def _chosen(self, graph: Graph, constraints: Constraints | None) -> tuple[Planned, Run, bool]:
+        """Return what was planned for a graph, what runs it, and whether that is a trial."""
+        ran, last = self._ran, self._last
         if (
             ran is not None
-            and ran.executor is self._last
+            and last is not None
+            and last in (ran.executor, ran.executor.alternate)
             and ran.graph is graph
             and ran.constraints is constraints
         ):
-            planned = ran.planned
-            made = self._run_bound(ran.executor, planned, inputs, is_tried=False, copy=copy)
-        else:
-            planned = self.planned(graph, constraints)
-            executor = self._executor(planned.graph, planned.constraints)
+            return ran.planned, ran.executor, False
+        planned = self.planned(graph, constraints)
+        executor = self._executor(planned.graph, planned.constraints)
+        if self.settings.streams == "autotune":
+            self._ran = None
             is_tried = self._planner.is_tried(planned.graph, planned.constraints)
-            made = self._run_bound(executor, planned, inputs, is_tried=is_tried, copy=copy)
-            if self.settings.streams != "autotune":
-                self._ran = _Ran(graph, constraints, planned, executor)
-        if planned.tensor_of is None:
-            return Outputs(graph, made)
-        return Outputs(graph, {tid: made[new] for tid, new in planned.tensor_of.items()})
+            return planned, executor, is_tried
+        self._ran = _Ran(graph, constraints, planned, executor)
+        return planned, executor, False
 
-    def _run_bound(
+    def _run(
         self,
         executor: Run,
         planned: Planned,
         inputs: Mapping[str, ArrayLike],
-        *,
         is_tried: bool,
         copy: bool,
     ) -> dict[int, np.ndarray]:
-        graph, wanted, streams = planned.graph, planned.constraints, None
+        graph, wanted = planned.graph, planned.constraints
         executor = self._in_turn(graph, executor)
-        if isinstance(executor, Executor) and not is_tried:
-            streams = executor.state_streams
-        last = self._last
-        follows = executor is not last and self._follows(streams)
-        self._last = None  # a run that is cut short leaves work behind, so the next one drains
-        if follows:
-            assert isinstance(executor, Executor)
-            assert isinstance(last, Executor)
-            executor.follow(last)
-        elif executor is not last:
-            # Hazards between runs are discharged within one plan only, so two plans that share
-            # states are kept apart by the host.
-            self._drain()
-            self._under_way = {}
-        if streams is None or self._under_way is None:
-            self._under_way = None
-        elif executor is not last:
-            self._under_way.update(streams)
-        self._store.require_files()
+        streams = executor.state_streams if isinstance(executor, Executor) else None
+        self._order(executor, None if is_tried else streams)
         began = self._clock()
-        if self._recorder is None or not isinstance(executor, Executor):
-            outputs = executor.run(host_arrays(inputs), copy=copy)
+        if isinstance(executor, Executor):
+            recorder, known = self._recorder, wanted.rates
+            with recorded_run(recorder, graph, executor.plan, self.topology, known):
+                self._begin(executor, inputs)
+                outputs = self._finish(executor, copy=copy)
         else:
-            known = wanted.rates
-            with recorded_run(self._recorder, graph, executor.plan, self.topology, known):
-                outputs = executor.run(host_arrays(inputs), copy=copy)
-        self._store.require_files()  # what was read of a file that was cut short does not count
-        self._last = executor
+            outputs = executor.run(host_arrays(inputs), copy=copy)
+            self._last = executor
         if is_tried:
             self._drain()
             loser = self._planner.note_run(graph, wanted, self._clock() - began)
             if loser is not None:
                 self._executors.drop(loser)
         return outputs
+
+    def _begin(self, executor: Executor, inputs: Mapping[str, ArrayLike]) -> None:
+        """Start a run that is in order with all that is under way."""
+        self._store.require_files()
+        executor.start(host_arrays(inputs))
+        self._last = executor
+
+    def _finish(self, executor: Executor, *, copy: bool = True) -> dict[int, np.ndarray]:
+        """Wait for a run that was started, and before that for those that were started earlier."""
+        while self._started and self._started[0][0] is not executor:
+            self._started[0][1].settle()
+        del self._started[:1]
+        last, self._last = self._last, None  # a run that is cut short leaves work behind
+        outputs = executor.finish(copy=copy)
+        self._store.require_files()  # what was read of a file that was cut short does not count
+        self._last = last
+        return outputs
+
+    def _order(self, executor: Run, streams: StateStreams | None) -> None:
+        """Order a run behind all that is under way: by streams if that is enough, or by the host.
+
+        Hazards between runs are discharged within one plan only, so two plans that share states on
+        several streams are kept apart by the host. Until a run has begun, or came to its end, no
+        other may follow it: if it is cut short, the next one drains.
+        """
+        last = self._last
+        follows = executor is not last and self._follows(streams)
+        self._last = None
+        if follows:
+            assert isinstance(executor, Executor)
+            assert isinstance(last, Executor)
+            executor.follow(last)
+        elif executor is not last:
+            self._drain()
+            self._under_way = {}
+        if streams is None or self._under_way is None:
+            self._under_way = None
+        elif executor is not last:
+            self._under_way.update(streams)
+
+    def _settle(self) -> None:
+        """Wait for all runs that were started; their errors are for those who take the outputs."""
+        while self._started:
+            self._started[0][1].settle()
+
+    def _idle(self, graph: Graph, executor: Executor) -> Executor:
+        """Return the executor or its alternate, whichever has no run under way."""
+        if not executor.is_under_way:
+            return executor
+        other = executor.alternate
+        if other is None and executor.state_streams is not None:
+            other = self._alternate(graph, executor)
+        if other is None or other.is_under_way:
+            self._settle()
+            return executor
+        return other
 
     def _in_turn(self, graph: Graph, executor: Run) -> Run:
         """Return the executor, or its alternate where the plan's last run would hold up this one.
@@ -411,26 +514,31 @@ class Scheduler:
         """
         if not isinstance(executor, Executor) or executor is not self._last or not executor.owes:
             return executor
-        if not executor.takes_turns or not self._has_room or self.settings.memory_budget:
+        if not executor.takes_turns:
             return executor
-        if executor.alternate is None:
+        return self._alternate(graph, executor) or executor
+
+    def _alternate(self, graph: Graph, executor: Executor) -> Executor | None:
+        """Return the plan once more, with memory of its own, if there is any."""
+        if executor.alternate is None and self._has_room and not self.settings.memory_budget:
             began = time.perf_counter()
             try:
                 alternate = self._bound(graph, executor.plan)
             except OutOfDeviceMemory:
                 self._has_room = False
-                return executor
+                return None
             finally:
                 self._setup_s += time.perf_counter() - began
             assert isinstance(alternate, Executor)  # as the first
             executor.alternate = alternate
-        return executor.alternate
+        return executor.alternate if self._has_room else None
 
-    def takes_turns(self, plan: Plan) -> bool:
+    def takes_turns(self, plan: Plan, *, started: bool = False) -> bool:
         """Whether runs of a plan follow each other without a wait, if there is memory for two.
 
         Args:
             plan: Of this scheduler.
+            started: Whether one is started (``start``) before the one in front of it is over.
 
         Examples:
             >>> with Scheduler(["cpu:0"]) as scheduler:
@@ -439,7 +547,7 @@ class Scheduler:
         """
         if isinstance(self._store, RemoteStore) or self.settings.memory_budget:
             return False
-        return takes_turns(plan)
+        return takes_turns(plan) or (started and self.overlaps and state_streams(plan) is not None)
 
     def _follows(self, streams: StateStreams | None) -> bool:
         """Whether streams keep a run in order with all that is under way."""
@@ -706,7 +814,7 @@ class Scheduler:
         self._last = self._ran = None
         self._has_room = True
         # Whatever fails while draining has been reported before, or nothing waits for it any more.
-        self._store.drain()
+        self._settle_drained(self._store.drain())
         close_all([*self._executors.take_all(), self._store, *self._owned])
 
     def _bind(self, graph: Graph, constraints: Constraints) -> Run:
@@ -763,11 +871,27 @@ class Scheduler:
 
     def _drain(self) -> None:
         failures = self._store.drain()
+        self._settle_drained(failures)
         for executor in self._executors.values():
             if isinstance(executor, Executor):
                 executor.drained()
         if failures:
             raise failures[0]
+
+    def _settle_drained(self, failures: Sequence[GgschedError]) -> None:
+        """Take note of how the runs ended that were started: all streams have been drained."""
+        while self._started and failures:
+            executor, run = self._started.pop(0)
+            executor.give_up()
+            run.fail(failures[0])
+        self._settle()
+
+
+def _outputs(graph: Graph, planned: Planned, made: dict[int, np.ndarray]) -> Outputs:
+    """Return outputs by the tensors of the caller's graph."""
+    if planned.tensor_of is None:
+        return Outputs(graph, made)
+    return Outputs(graph, {tid: made[new] for tid, new in planned.tensor_of.items()})
 
 
 def _measured_rates(topology: Topology, settings: Settings) -> MachineRates | None:

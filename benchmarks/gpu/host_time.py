@@ -28,12 +28,12 @@ from ggsched.scheduler import Scheduler
 
 POINTS: Final = {
     "session": (Session, "_choose_next"),
-    "runner": (BatchRunner, "_outputs"),
-    "scheduler": (Scheduler, "run"),
-    "executor": (Executor, "run"),
+    "runner": (BatchRunner, "run_and_choose"),
+    "scheduler": (Scheduler, "start"),
+    "executor": (Executor, "start"),
     "wait": (Executor, "_await"),
 }
-"""Calls that are inside each other; the outermost first."""
+"""Calls of a step. The scheduler and the executor start the next one where that is done ahead."""
 
 
 def noted(name: str, call: Callable[..., Any], at: dict[str, float]) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def noted(name: str, call: Callable[..., Any], at: dict[str, float]) -> Callable
     return run
 
 
-def measure(spec: Any, devices: list[str], count: int) -> list[int]:
+def measure(spec: Any, devices: list[str], count: int, *, is_ahead: bool) -> list[int]:
     """Print medians of the second half of some steps; return the tokens."""
     source, at, rows, tokens = random_weights(spec), dict[str, float](), [], []
     nothing: Any = None
@@ -65,6 +65,10 @@ def measure(spec: Any, devices: list[str], count: int) -> list[int]:
         Session(Model(nothing, spec, nothing), devices, options) as session,
         ExitStack() as stack,
     ):
+        session.batches.keeps &= is_ahead
+        how = "ahead" if session.batches.keeps else "in turn"
+        if not session.batches.chooses:
+            how = "from logits"
         for name, (owner, method) in POINTS.items():
             call = noted(name, getattr(owner, method), at)
             stack.enter_context(patch.object(owner, method, call))
@@ -74,11 +78,10 @@ def measure(spec: Any, devices: list[str], count: int) -> list[int]:
             at["token"] = perf_counter()
             rows.append({"loop": last, **at})
             last = perf_counter()
-    rows = rows[len(rows) // 2 :]
+    rows = rows[len(rows) // 2 : -1]  # the last one has no step behind it
     points = sorted(rows[-1], key=rows[-1].__getitem__)
-    sys.stdout.write(
-        f"{', '.join(devices)}: {'chosen there' if session.batches.chooses else 'from logits'}\n"
-    )
+    steps = 1e6 * np.median(np.diff([row["token"] for row in rows]))
+    sys.stdout.write(f"{', '.join(devices)}, steps {how}: {steps:.1f} us\n")
     host = 0.0
     for a, b in pairwise(points):
         took = 1e6 * float(np.median([row[b] - row[a] for row in rows]))
@@ -101,8 +104,12 @@ def main() -> int:
     spec = spec_of(shape, dtype_by_name(asked.type))
     devices = asked.devices.split(",")
     sides = [devices[:1], devices] if len(devices) > 1 else [devices]
-    found = [measure(spec, side, asked.steps) for side in sides]
-    same = sum(a == b for a, b in zip(found[0], found[-1], strict=True))
+    found = [
+        measure(spec, side, asked.steps, is_ahead=is_ahead)
+        for is_ahead in (False, True)
+        for side in sides
+    ]
+    same = sum(len(set(tokens)) == 1 for tokens in zip(*found, strict=True))
     sys.stdout.write(f"tokens that are the same: {same} of {asked.steps}\n")
     return 0 if same == asked.steps else 1
 

@@ -40,7 +40,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
     plan = session.last_plan
     if plan is not None:
         stats = plan_stats(plan)
-        tokens = plan.memory.regions[_slot(plan, "tokens")].nbytes // 4
+        tokens = plan.memory.regions[_slot(plan, "positions")].nbytes // 4
         out.update(
             {
                 "nodes": stats.nodes,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
+from typing import Final
 
 import numpy as np
 
@@ -173,7 +174,15 @@ class RemoteStore:
 
 
 class RemoteRun:
-    """A plan bound to machines, to be run as often as wanted."""
+    """A plan bound to machines, to be run as often as wanted.
+
+    Attributes:
+        plan: The plan.
+        parts: Of each machine.
+        alternate: None; see ``Executor``.
+    """
+
+    alternate: Final = None
 
     def __init__(
         self, graph: Graph, plan: Plan, parts: Sequence[Part], store: RemoteStore, key: int

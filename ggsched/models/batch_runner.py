@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -9,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32
+from ggsched.errors import GgschedError, UsageError
+from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import (
     MicroBatch,
@@ -23,17 +24,18 @@ from ggsched.models.batches import (
     span_inputs,
 )
 from ggsched.models.cache_rows import CacheRows
-from ggsched.models.graph import CHOOSING_OPS, build_model_graph
+from ggsched.models.graph import CHOOSING_OPS, KEEPING_OPS, build_model_graph
 from ggsched.models.memory_need import MemoryNeed, memory_need
 from ggsched.models.sampling import argmax
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
 from ggsched.models.timing import Timing
-from ggsched.models.token_inputs import TokenInputs
+from ggsched.models.token_inputs import NEXT_TOKEN, TokenInputs
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
 from ggsched.run.outputs import Outputs
+from ggsched.run.started import StartedRun
 from ggsched.scheduler import Scheduler
 from ggsched.topology.caps import offers
 from ggsched.topology.cost import MachineRates
@@ -58,6 +60,25 @@ class _Part:
         return max(span.end_row for span in self.spans)
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step that chooses and was started.
+
+    Attributes:
+        n_past: Tokens before the one that it runs.
+        run: It.
+        top: Id of the output that is the chosen token.
+        largest: Id of the output that is its logit.
+        token: What it runs, once that is known.
+    """
+
+    n_past: int
+    run: StartedRun
+    top: int
+    largest: int
+    token: int | None = None
+
+
 class BatchRunner:
     """A model on a scheduler; knows sizes, and nothing of the sequence.
 
@@ -67,10 +88,11 @@ class BatchRunner:
         chooses: Whether the token after a step can be chosen where the logits are: all devices
             have the ops, none computes in host memory, where the host could as well look at the
             logits, and a step can be run again, which states of recurrent blocks do not allow.
+        keeps: Whether it stays there for the next step, which can be enqueued ahead of it then.
+        step_s: Seconds that the last step that chose took, without setting up. One that was over
+            while the caller was busy counts as the one before at most.
         last_plan: Of the last run.
         top_token: The first of the largest logits of the last token; None if a device chose it.
-        has_nonfinite: Whether any logits were not finite since this was last set to False; then
-            the KV cache may hold such numbers.
     """
 
     def __init__(
@@ -102,8 +124,15 @@ class BatchRunner:
         self._pads = spec.hparams.recurrent is None  # states take each token in
         facts = [device.facts for device in scheduler.devices]
         on_host = any(f.is_host or f.imports_host_memory for f in facts)
-        able = all(offers(f.ops, op, F32.name) for f in facts for op in CHOOSING_OPS)
-        self.chooses = self._pads and able and not on_host
+
+        def able(ops: Sequence[tuple[str, DType]]) -> bool:
+            return all(offers(f.ops, op, dtype.name) for f in facts for op, dtype in ops)
+
+        self.chooses = self._pads and able(CHOOSING_OPS) and not on_host
+        self.keeps = self.chooses and able(KEEPING_OPS) and scheduler.overlaps
+        self.step_s = 0.0
+        self._chosen_s = 0.0
+        self._ahead: _Step | None = None
         self._timing = timing
         self.constraints = constraints
         self.micro_batches = MicroBatches(
@@ -120,7 +149,20 @@ class BatchRunner:
         self.last_plan: Plan | None = None
         self._planned_last: tuple[object, ...] = (None, None, None)
         self.top_token: int | None = None
-        self.has_nonfinite = False
+        self._has_nonfinite = False
+
+    @property
+    def has_nonfinite(self) -> bool:
+        """Whether any logits were not finite since this was last set to False.
+
+        Then the KV cache may hold such numbers.
+        """
+        self._drop_ahead()
+        return self._has_nonfinite
+
+    @has_nonfinite.setter
+    def has_nonfinite(self, value: bool) -> None:
+        self._has_nonfinite = value
 
     def graph(self, n_tokens: int, n_past: int, n_out: int, *, chooses: bool = False) -> Graph:
         """Return the graph of a micro-batch that follows ``n_past`` tokens."""
@@ -142,6 +184,7 @@ class BatchRunner:
                 n_out=n_out,
                 n_ctx=n_ctx,
                 chooses=chooses,
+                keeps=chooses and self.keeps,
             )
             if self._rewrite is not None:
                 built = self._rewrite(built)
@@ -180,9 +223,15 @@ class BatchRunner:
             together=self._together,
             all_logits=all_logits,
             pads=self._pads,
+            runs_ahead=chooses and self.keeps,
         )
         n_devices = len(self._scheduler.topology.devices)
-        kept, twice = options.plans_kept, self._scheduler.takes_turns
+        kept, takes_turns = options.plans_kept, self._scheduler.takes_turns
+
+        def twice(plan: Plan) -> bool:
+            is_step = any(arena.name == NEXT_TOKEN for arena in plan.memory.arenas)
+            return takes_turns(plan, started=is_step)
+
         return self._planned(
             lambda: memory_need(plans, n_devices, plans_kept=kept, double_buffered=twice)
         )
@@ -225,23 +274,71 @@ class BatchRunner:
             known = self._of_token = graph, TokenInputs(graph, self._spec.hparams.window)
         return known[1].at(token, n_past)
 
-    def run_and_choose(self, token: int, n_past: int) -> int | None:
+    def run_and_choose(self, token: int, n_past: int, *, goes_on: bool = False) -> int | None:
         """Run one token that follows ``n_past`` others, and choose the next where the logits are.
 
-        Only where ``chooses``. The host then waits for eight bytes in place of the logits.
+        Only where ``chooses``. The host then waits for eight bytes in place of the logits. Where it
+        ``keeps``, and the caller says that it goes on, the step behind this one is enqueued before
+        this one has come to its end, so that the devices need not wait for the host.
+
+        Args:
+            token: What to run.
+            n_past: Tokens before it.
+            goes_on: Whether the chosen token is to be run next. Its row of the cache is written
+                even if it is not after all.
 
         Returns:
             The first of the largest logits. None if that is not finite: then the token has to be
             run again for its logits, as what is in front of the output matrix may not be finite.
         """
         self.top_token = None
+        began, setup_s = time.perf_counter(), self._timing.setup_s
+        step, self._ahead = self._ahead, None
+        is_ahead = step is not None and (step.token, step.n_past) == (token, n_past)
+        if step is not None and not is_ahead:
+            self._note_step(step)
+        if step is None or not is_ahead:
+            step = self._start_step(token, n_past)
+        is_hidden = is_ahead and step.run.is_done
+        if goes_on and self.keeps:
+            self._ahead = self._start_step(None, n_past + 1)
+        found = self._note_step(step)
+        ended = time.perf_counter()
+        seconds = ended - (self._chosen_s if is_ahead else began) - self._timing.setup_s + setup_s
+        self.step_s = min(seconds, self.step_s) if is_hidden else seconds
+        self._chosen_s = ended
+        if self._ahead is not None:
+            self._ahead.token = found
+        return found
+
+    def _start_step(self, token: int | None, n_past: int) -> "_Step":
+        """Start a step that chooses; without a token, with the one that the last step chose."""
         graph = self._graph(1, n_past + 1, 1, chooses=True)
-        out = self._outputs(graph, self._inputs_of(graph, token, n_past), copy=False)
-        top, largest = graph.outputs
-        if isfinite(out[largest][0, 0, 0]):
-            return int(out[top][0, 0])
-        self.has_nonfinite = True  # also if the second run is never made
+        plan, constraints = self._plan(graph), self.constraints
+        scheduler, known = self._scheduler, self._scheduler.setup_s
+        if self.keeps and token is not None:
+            scheduler.prepare(graph, constraints)
+            scheduler.exchange.set_state(graph.named(NEXT_TOKEN), np.array([token], np.int32))
+        inputs = self._inputs_of(graph, token or 0, n_past)
+        run = scheduler.start(graph, inputs, constraints)
+        self._timing.setup_s += scheduler.setup_s - known
+        self.last_plan = plan
+        return _Step(n_past, run, *graph.outputs)
+
+    def _note_step(self, step: "_Step") -> int | None:
+        """Return the token that a step chose, or None, which is noted, if it is not finite."""
+        out = step.run.outputs()
+        if isfinite(out[step.largest][0, 0, 0]):
+            return int(out[step.top][0, 0])
+        self._has_nonfinite = True  # also if the second run is never made
         return None
+
+    def _drop_ahead(self) -> None:
+        """Wait for a step that was enqueued ahead and is not wanted; look at what it computed."""
+        step, self._ahead = self._ahead, None
+        if step is not None:
+            with suppress(GgschedError):  # what a device does not forget comes up again
+                self._note_step(step)
 
     def run_spans(self, spans: Sequence[Span], *, copy: bool = True) -> np.ndarray:
         """Run tokens of several sequences, micro-batch by micro-batch.
@@ -331,6 +428,7 @@ class BatchRunner:
     ) -> list[np.ndarray]:
         """Run the micro-batches of a batch, together where that pays."""
         window = self._spec.hparams.window
+        self._drop_ahead()
 
         def inputs(k: int) -> dict[str, np.ndarray]:
             return span_inputs(each[k].graph, parts[k].spans, parts[k].out_rows, window)
@@ -353,16 +451,23 @@ class BatchRunner:
         return logits
 
     def _outputs(self, graph: Graph, inputs: Mapping[str, np.ndarray], *, copy: bool) -> Outputs:
-        scheduler, constraints = self._scheduler, self.constraints
-        before, topology = self._planned_last, scheduler.topology
-        is_same = before[0] is graph and before[1] is constraints and before[2] is topology
-        if not is_same or scheduler.settings.streams == "autotune":
-            self.last_plan = self._planned(lambda: scheduler.plan(graph, constraints))
-            self._planned_last = graph, constraints, topology
-        known = scheduler.setup_s
-        out = scheduler.run(graph, inputs, constraints, copy=copy)
+        self._drop_ahead()
+        self.last_plan = self._plan(graph)
+        scheduler, known = self._scheduler, self._scheduler.setup_s
+        out = scheduler.run(graph, inputs, self.constraints, copy=copy)
         self._timing.setup_s += scheduler.setup_s - known
         return out
+
+    def _plan(self, graph: Graph) -> Plan:
+        """Return the plan of the next run of a graph, which may be the one that ran last."""
+        scheduler, constraints = self._scheduler, self.constraints
+        before, plan = self._planned_last, self.last_plan
+        asked = graph, constraints, scheduler.topology
+        is_same = all(a is b for a, b in zip(before, asked, strict=True))
+        if plan is None or not is_same or scheduler.settings.streams == "autotune":
+            plan = self._planned(lambda: scheduler.plan(graph, constraints))
+            self._planned_last = asked
+        return plan
 
     def _planned(self, make: Callable[[], T]) -> T:
         """Return what is made; its time counts as planning if plans had to be made."""
@@ -391,4 +496,4 @@ class BatchRunner:
         is_finite = isfinite(logits[-1, best]) and (
             isfinite(logits[0, 0]) if len(logits) == 1 else np.isfinite(logits[:, 0]).all()
         )
-        self.has_nonfinite |= not is_finite
+        self._has_nonfinite |= not is_finite

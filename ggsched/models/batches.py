@@ -13,7 +13,7 @@ the second part. Interleaved stages put it behind.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -563,6 +563,7 @@ def dry_run(
     together: int,
     all_logits: bool = False,
     pads: bool = False,
+    runs_ahead: bool = False,
 ) -> Iterator[Plan]:
     """Yield the plans of a prompt and of the decoding steps that follow, in order of their use.
 
@@ -579,6 +580,8 @@ def dry_run(
         together: Micro-batches of one batch, which may run as one graph.
         all_logits: Whether each token of the prompt gets logits.
         pads: Whether the last micro-batch is rounded up, see ``padding``.
+        runs_ahead: Whether decoding steps are started one ahead of the other; then their plans are
+            given twice where they come again.
 
     Raises:
         UsageError: a prompt that is empty or that does not fit the context.
@@ -598,8 +601,12 @@ def dry_run(
     together = micro_batches.count(parts(0))
     for first in batch_starts(n_prompt, n_ctx=n_ctx, step=step, together=together, most=2):
         yield from _plans(micro_batches, parts(first))
-    for past in decoding_starts(n_prompt, n_predict, n_ctx=n_ctx):
-        yield from _plans(micro_batches, [MicroBatch(step_graph(1, past, 1), True)])
+    starts = [*decoding_starts(n_prompt, n_predict, n_ctx=n_ctx)]
+    end = min(n_ctx, n_prompt + n_predict - 1)
+    for past, later in pairwise([*starts, end]):
+        steps = [MicroBatch(step_graph(1, past, 1), True)]
+        for _ in range(1 + (runs_ahead and later - past > 1)):
+            yield from _plans(micro_batches, steps)
 
 
 def _plans(micro_batches: MicroBatches, parts: Sequence[MicroBatch]) -> Iterator[Plan]:

@@ -49,7 +49,7 @@ class FedSequence(Protocol):
     def _feed(self, tokens: Sequence[int], *, all_logits: bool, copy: bool) -> np.ndarray:
         """Feed tokens inside a call that is guarded already."""
 
-    def _choose_next(self, tokens: Sequence[int]) -> int | np.ndarray:
+    def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
         """Feed tokens likewise; return the next one if a device chose it, else logits."""
 
 
@@ -74,8 +74,7 @@ def generate(
     is_shown = on_logits is not None  # to somebody who may keep them
     first = partial(session.feed, all_logits=is_shown)
     later: Feed = partial(session._feed, all_logits=False, copy=is_shown)
-    if sampling.is_greedy and not is_shown:
-        later = session._choose_next
+    chooses = sampling.is_greedy and not is_shown
     for i in range(max(1, n_predict)):
         with session.guard.hold("Session.generate", is_open=True):
             if i and session._edits != edits:
@@ -92,6 +91,8 @@ def generate(
                 del known[keep : keep + (len(known) - keep) // 2]
                 session._reset()
                 fed = known
+            if chooses:
+                later = partial(session._choose_next, goes_on=i + 1 < n_predict)
             feed = partial(_feed_timed, session, later if i else first, is_prompt=not i)
             found, left = _fed(session, feed, fed, known, left)
             edits = session._edits
@@ -178,5 +179,5 @@ def _feed_timed(
         timing.prompt_tokens += len(tokens)
         timing.prompt_s += seconds
     else:
-        timing.note_step(seconds)
+        timing.note_step(session.batches.step_s if isinstance(found, int) else seconds)
     return found

@@ -15,23 +15,28 @@ States, zero at first: ``blk.N.k_cache`` and ``blk.N.v_cache``, (n_ctx, n_head_k
 Recurrent blocks have ``blk.N.conv_state`` and ``blk.N.linear_state`` instead, a row for each slot.
 Output: logits (n_out, n_vocab) f32. A graph that chooses has in their place the index of the
 largest, (n_out, 1) i32, the first of several and NaN only where nothing else is, and the logit that
-it has, (n_out, 1, 1) f32.
+it has, (n_out, 1, 1) f32. If it keeps its choice, ``tokens`` is no input, but a state that each run
+takes its token from and leaves the next one in: ``next_token``, (1,) i32.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import DType
+from ggsched.ir.dtype import F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.shapes import KV_DTYPES
 from ggsched.models.arch import ARCHITECTURES
 from ggsched.models.hparams import HParams
 from ggsched.models.layers import BatchShape, ModelBuilder
 from ggsched.models.spec import ModelSpec, WeightNeed
+from ggsched.models.token_inputs import NEXT_TOKEN
 
-CHOOSING_OPS: Final = ("top_k", "get_rows")
-"""What a graph that chooses has on f32, besides what others have."""
+CHOOSING_OPS: Final = (("top_k", F32), ("get_rows", F32))
+"""What a graph that chooses has, besides what others have, and the types of first operands."""
+
+KEEPING_OPS: Final = (("cpy", I32),)
+"""What a graph that keeps its choice has besides."""
 
 
 def model_needs(hp: HParams) -> Iterator[WeightNeed]:
@@ -52,6 +57,7 @@ def build_model_graph(
     n_ctx: int,
     kv_dtype: DType | None = None,
     chooses: bool = False,
+    keeps: bool = False,
 ) -> Graph:
     """Build the graph of one micro-batch; see the module for inputs, states and output.
 
@@ -64,15 +70,20 @@ def build_model_graph(
         n_ctx: Rows of the KV cache.
         kv_dtype: Type of the KV cache, f32 or f16; None for the model's.
         chooses: Whether the device looks for the largest logits, which stay there.
+        keeps: Whether it keeps what it chose for the next run. Only of one token.
 
     Raises:
         UsageError: sizes that make no sense together.
     """
     batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype or model.cache_dtype)
     _check(batch)
+    if keeps and not (chooses and n_tokens == 1):
+        what = "only a graph that chooses, for one token, can keep its choice"
+        raise UsageError(what, where="build_model_graph")
     hp = model.hparams
-    kind = " top" if chooses else ""
-    kit = ModelBuilder(model, batch, f"{hp.name or hp.arch}{kind} T{n_tokens} N{n_kv}")
+    kind = " next" if keeps else " top" if chooses else ""
+    name = f"{hp.name or hp.arch}{kind} T{n_tokens} N{n_kv}"
+    kit = ModelBuilder(model, batch, name, token_in=NEXT_TOKEN if keeps else "")
     x = kit.embed()
     for layer in range(hp.n_layer):
         x = ARCHITECTURES[hp.arch].block(kit, x, layer)
@@ -81,7 +92,11 @@ def build_model_graph(
         return kit.g.build(logits)
     top = kit.g.top_k(logits, 1, name="result_top")
     table = kit.g.reshape(logits, *logits.shape, 1)
-    return kit.g.build(top, kit.g.get_rows(table, top, name="result_largest"))
+    kept = top
+    if keeps:  # in front of the lookup, so that there is one order for all of it
+        kept = kit.g.cpy(kit.g.reshape(top, n_tokens), kit.tokens, name="next_token_set")
+    ids = kit.g.reshape(kept, *top.shape)
+    return kit.g.build(top, kit.g.get_rows(table, ids, name="result_largest"))
 
 
 def _check(batch: BatchShape) -> None:

@@ -39,14 +39,27 @@ class BatchShape:
 class ModelBuilder:
     """A graph under construction, its inputs, and the parts to add to it."""
 
-    def __init__(self, spec: ModelSpec, batch: BatchShape, name: str) -> None:
-        """Start a graph with the inputs of a micro-batch."""
+    def __init__(
+        self, spec: ModelSpec, batch: BatchShape, name: str, *, token_in: str = ""
+    ) -> None:
+        """Start a graph with the inputs of a micro-batch.
+
+        Args:
+            spec: The model.
+            batch: Sizes.
+            name: Of the graph.
+            token_in: The state that has the tokens, where they are no input.
+        """
         g = GraphBuilder(name)
         self.g = g
         self.spec = spec
         self.hp: HParams = spec.hparams
         self.batch = batch
-        self.tokens = g.input("tokens", (batch.n_tokens,), I32)
+        self.tokens = (
+            g.state(token_in, (batch.n_tokens,), I32)
+            if token_in
+            else g.input("tokens", (batch.n_tokens,), I32)
+        )
         self.positions = g.input("positions", (batch.n_tokens,), I32)
         self.kv_rows = g.input("kv_rows", (batch.n_tokens,), I32)
         pairs = (batch.n_tokens, 2)

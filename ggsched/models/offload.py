@@ -25,6 +25,7 @@ from typing import Final, Literal
 from ggsched.errors import UsageError
 from ggsched.models.hparams import HParams
 from ggsched.models.spec import ModelSpec
+from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.topology.caps import DeviceFacts
@@ -100,8 +101,15 @@ class Homes:
     experts: ExpertPolicy = field(default_factory=ExpertPolicy)
 
     def constraints(self, rates: MachineRates | None = None) -> Constraints:
-        """Return the homes as constraints for the planner, with rates to plan by."""
-        return Constraints(homes=dict(self.devices), rates=rates, experts=self.experts)
+        """Return the homes as constraints for the planner, with rates to plan by.
+
+        The token that a step chooses stays where the logits are, if one device has them all.
+        """
+        homes = dict(self.devices)
+        last = homes.get(OUTPUT, homes.get(EMBEDDING))
+        if last is not None:
+            homes[NEXT_TOKEN] = last
+        return Constraints(homes=homes, rates=rates, experts=self.experts)
 
 
 def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:

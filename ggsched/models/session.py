@@ -190,8 +190,8 @@ class Session:
         """Return the graph of a token that follows ``n_past`` others, as ``generate`` runs it.
 
         Where no device computes in host memory a greedy generation has the next token chosen where
-        the logits are, and this graph returns its index and its logit; elsewhere, and in models
-        with recurrent blocks, it returns logits.
+        the logits are, and this graph returns its index and its logit, and takes its token from the
+        step before; elsewhere, and in models with recurrent blocks, it returns logits.
 
         Args:
             n_past: Tokens that are in the cache.
@@ -300,11 +300,15 @@ class Session:
         self._edits += 1
         return logits
 
-    def _choose_next(self, tokens: Sequence[int]) -> int | np.ndarray:
-        """Append tokens; return the next one if it was chosen on a device, else logits."""
+    def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
+        """Append tokens; return the next one if it was chosen on a device, else logits.
+
+        If generation goes on, the step of the next token may be started ahead.
+        """
         if len(tokens) == 1 and self.batches.chooses:
             self._check(tokens)
-            token = self.batches.run_and_choose(int(tokens[0]), self._n_past)
+            past, goes_on = self._n_past, goes_on and self._n_past + 1 < self.options.n_ctx
+            token = self.batches.run_and_choose(int(tokens[0]), past, goes_on=goes_on)
             if token is not None:
                 self._n_past += 1
                 self._edits += 1

@@ -21,6 +21,7 @@ from typing import Final
 from ggsched.errors import UsageError
 from ggsched.models.offload import EMBEDDING, OUTPUT, Homes
 from ggsched.models.spec import ModelSpec
+from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.shard.layout import Layout, Split, Whole, even_parts
 from ggsched.passes.shard.rewrite import Shards
@@ -102,7 +103,7 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
         UsageError: nothing of the model can be divided.
     """
     hp = spec.hparams
-    layouts: dict[str, Layout] = {EMBEDDING: Whole((who.host,))}
+    layouts: dict[str, Layout] = dict.fromkeys((EMBEDDING, NEXT_TOKEN), Whole((who.host,)))
     for layer in range(hp.n_layer):
         group = who.groups[layer * len(who.groups) // hp.n_layer]
         own = _Group(spec, who, group)

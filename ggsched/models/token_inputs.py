@@ -1,10 +1,14 @@
 """The inputs of one token of one sequence, in memory that is written anew for each token."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
 from ggsched.ir.graph import Graph
+
+NEXT_TOKEN: Final = "next_token"
+"""The state, i32 (1,), in which a step that chooses leaves its token to the one behind it."""
 
 
 class TokenInputs:

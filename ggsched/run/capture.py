@@ -164,6 +164,21 @@ class CapturedRun:
             self._bind(self._streams, self._calls, self._holds)
         return self.calls
 
+    def follow(self, last: "CapturedRun") -> None:
+        """Let the next run come behind the last one of another plan.
+
+        Graphs follow graphs on their origins, if that is enough; others are handed over.
+        """
+        before = {part.origin: part for part in last._parts}
+        for part in self._parts:
+            own = before.get(part.origin)
+            if own is not None and part.goes_on_from(own):
+                del before[part.origin]
+            else:
+                part.hand_over()
+        for part in before.values():
+            part.hand_over()
+
     def hand_over(self) -> None:
         """Order streams that only a graph uses with those of other plans, before and after.
 
@@ -305,6 +320,25 @@ class _Replay:
         for number in self._segment.renewed:
             event = self._events[number] = self._origin.device.create_event()
             self._origin.record(event)
+
+    @property
+    def origin(self) -> Stream:
+        """The stream that replays are commands of."""
+        origin: Stream = self._origin
+        return origin
+
+    def goes_on_from(self, last: "_Replay") -> bool:
+        """Whether the next replay may come right behind the last one of another segment.
+
+        That is where both are on one origin, nothing else is enqueued on their streams, and this
+        one's are among the other's, which is as far as the origin is known to be in order.
+        """
+        is_ready = self._graph is not None and not self.is_stale and not self.waits
+        is_alone = not last.is_beside and not last._tied and not self._tied
+        if not is_ready or not is_alone or not set(self._streams) <= set(last._streams):
+            return False
+        self.is_beside = False
+        return True
 
     def hand_over(self) -> None:
         """Let what others enqueue come behind the last replay, and the next replay behind that."""

@@ -38,7 +38,12 @@ from ggsched.plan.command import (
 from ggsched.plan.parts import PartCommand, Receive, Send
 from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
-from ggsched.run.following import first_at_end, state_streams, takes_turns
+from ggsched.run.following import (
+    first_at_end,
+    first_wait_at_end,
+    state_streams,
+    takes_turns,
+)
 from ggsched.run.network import Network
 from ggsched.run.resources import Resources
 from ggsched.run.waiting_host import run_while_waiting
@@ -56,6 +61,7 @@ class Executor:
         state_streams: See ``ggsched.run.following``.
         takes_turns: See ``ggsched.run.following``.
         owes: Whether the next run waits for the end of the last.
+        is_under_way: Whether a run was started that has not been finished.
         alternate: Double buffering: the plan once more, with memory of its own, for every other
             run. It is closed with this.
     """
@@ -104,17 +110,14 @@ class Executor:
         if captures and recorder is None and watch is None:
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
-        self._first_at_end = first_at_end(plan)
-        self.owes = False
+        self._first_wait, self._first_at_end = first_wait_at_end(plan), first_at_end(plan)
+        self.owes = self.is_under_way = False
         self.state_streams, self.takes_turns = state_streams(plan), takes_turns(plan)
         self.alternate: Executor | None = None
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
-        """Run the plan once and return the outputs by tensor id.
-
-        What stands at the end of the commands to order the next run of the plan behind this one is
-        enqueued when that run begins: until then other plans may run, which need not wait for it.
+        """Run the plan once and return the outputs by tensor id: ``start``, then ``finish``.
 
         Args:
             inputs: An array for each input of the graph, in its shape and of its type. Inputs
@@ -128,13 +131,31 @@ class Executor:
             SyncTimeout: no stream got on for too long. Work may be under way; drain the store
                 before anything else.
         """
+        self.start(inputs)
+        return self.finish(copy=copy)
+
+    def start(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Enqueue a run, up to where only the host's waits are left; ``finish`` has to follow.
+
+        What stands at the end of the commands to order the next run of the plan behind this one is
+        enqueued when that run begins: until then other plans may run, which need not wait for it.
+
+        Args:
+            inputs: As for ``run``.
+
+        Raises:
+            UsageError: as ``run``, or the last run has not been finished.
+            DeviceFault: as ``run``. There is nothing to finish then.
+            SyncTimeout: likewise.
+        """
         if self._is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
-        end = bisect_left(self._numbers, self._first_at_end)
+        if self.is_under_way:
+            raise UsageError("a run has not been finished", where=self.plan.name)
         if self.owes:
             self.owes = False
             try:
-                self._enqueue(end, len(self._calls))
+                self._enqueue(self._place(self._first_at_end), len(self._calls))
             finally:
                 self._retire_events()
         self._set_inputs(inputs)
@@ -142,7 +163,18 @@ class Executor:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
         self._experts.next_run()
         try:
-            self._enqueue(0, end)
+            self._enqueue(0, self._place(self._first_wait))
+            self.is_under_way = True
+        finally:
+            if not self.is_under_way:
+                self._retire_events()
+
+    def finish(self, *, copy: bool = True) -> dict[int, np.ndarray]:
+        """Wait for the run that was started, and return its outputs; see ``run``."""
+        self.is_under_way = False
+        end = self._place(self._first_at_end)
+        try:
+            self._enqueue(self._place(self._first_wait), end)
             self.owes = end < len(self._calls)
         finally:
             if not self.owes:
@@ -153,6 +185,23 @@ class Executor:
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("read outputs", self._read))
         return outputs
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run that was started is known to have come to its end."""
+        commands = self.plan.commands[self._first_wait : self._first_at_end]
+        waits = [c.event for c in commands if isinstance(c, HostSync)]
+        return all(e is not None and e in self._events and self._events[e].is_done for e in waits)
+
+    def give_up(self) -> None:
+        """Take note that the run that was started failed; its streams must have been drained."""
+        if self.is_under_way:
+            self.is_under_way = False
+            self._retire_events()
+
+    def _place(self, number: int) -> int:
+        """Return the place among the calls of the first one from this command on."""
+        return bisect_left(self._numbers, number)
 
     def _enqueue(self, first: int, stop: int) -> None:
         """Make some of the calls, in order; an error names the command."""
@@ -179,6 +228,9 @@ class Executor:
             DeviceFault: a command of an earlier run failed. The streams have been drained.
         """
         try:
+            if self.captured is not None and last.captured is not None:
+                self.captured.follow(last.captured)
+                return
             for executor in (last, self):
                 if executor.captured is not None:
                     executor.captured.hand_over()

@@ -8,7 +8,7 @@ order that they need (STR-1).
 from collections.abc import Mapping
 
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import CopyRows
+from ggsched.plan.command import CopyRows, HostSync
 
 StateStreams = Mapping[str, tuple[int, int]]
 """For each state the device of the stream that touches it, and which one of that device it is."""
@@ -48,6 +48,18 @@ def first_at_end(plan: Plan) -> int:
     """Return the number of the first command that is for the sake of the next run alone."""
     count = len(plan.commands)
     while count and (hazard := plan.commands[count - 1].effects.hazard) and hazard.next_run:
+        count -= 1
+    return count
+
+
+def first_wait_at_end(plan: Plan) -> int:
+    """Return the number of the first of the host's waits that a run ends in.
+
+    Whatever else the run enqueues stands in front of it. Where the host waits earlier too, it does
+    so while the run is enqueued.
+    """
+    count = first_at_end(plan)
+    while count and isinstance(plan.commands[count - 1], HostSync):
         count -= 1
     return count
 

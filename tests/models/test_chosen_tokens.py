@@ -1,5 +1,6 @@
 """Greedy generation whose tokens are chosen where the logits are."""
 
+import time
 from itertools import count
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, UsageError
+from ggsched.ir.dtype import F32
 from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.graph import CHOOSING_OPS
 from ggsched.models.load import load_model
@@ -15,6 +17,9 @@ from ggsched.models.sampling import Sampling
 from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import Download, HostSync
 from ggsched.plan.splits import HOST
+from ggsched.run.started import StartedRun
+from ggsched.scheduler import Scheduler
+from ggsched.trace.recorder import Recorder
 from tests.models.helpers import ORACLE
 from tests.models.reference_models import write_reference
 from tests.models.test_recurrent import NAMES as RECURRENT
@@ -76,6 +81,110 @@ def test_tokens_are_those_of_the_logits(model, wanted, devices, options):
         np.testing.assert_allclose(again, session.feed([*PROMPT, *wanted]), 1e-4, 1e-4)
 
 
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=len)
+@pytest.mark.parametrize("split", ["layer", "tensor"])
+def test_a_step_is_enqueued_before_the_token_in_front_of_it_is_known(
+    model, wanted, monkeypatch, devices, split
+):
+    """Also where the cache grows, so that it has another plan; the last one has none behind it."""
+    if split == "tensor" and devices is ONE:
+        pytest.skip("nothing to share")
+    note, under_way, starts = BatchRunner._note_step, [], []
+    begin = Scheduler.start
+
+    def noted(self, step):
+        under_way.append(len(self._scheduler._started))
+        return note(self, step)
+
+    def started(self, graph, inputs, constraints):
+        assert "tokens" not in inputs
+        starts.append(graph)
+        return begin(self, graph, inputs, constraints)
+
+    monkeypatch.setattr(BatchRunner, "_note_step", noted)
+    monkeypatch.setattr(Scheduler, "start", started)
+    with opened(model, devices, split_mode=split) as session:
+        assert list(session.generate(PROMPT, COUNT)) == wanted
+    assert under_way == [2] * (COUNT - 2) + [1]
+    assert len(starts) == COUNT - 1
+    assert len({graph.digest for graph in starts}) == 2
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["left", "stop token"])
+def test_a_step_that_nobody_wants(model, wanted, is_stopped):
+    """What was enqueued ahead leaves nothing behind, wherever a generation ends."""
+    end = wanted.index(wanted[6])
+    with opened(model) as session:
+        for _ in range(2):
+            tokens = session.generate(PROMPT, COUNT, stop=frozenset(wanted[6:7]))
+            found = list(tokens) if is_stopped else [next(tokens) for _ in range(end)]
+            assert found == wanted[:end]
+            assert len(session.scheduler._started) == 1
+            session.truncate(len(PROMPT) + 2)
+            assert int(session.feed([wanted[2]])[-1].argmax()) == wanted[3]
+            session.reset()
+
+
+def test_a_step_that_nobody_wants_and_is_not_finite(model, wanted, monkeypatch):
+    """The rows that it left in the cache are cleared."""
+    chosen = StartedRun.outputs
+    with opened(model) as session:
+        tokens = session.generate(PROMPT, COUNT)
+        next(tokens), next(tokens)
+        tokens.close()
+
+        def spoiled(run):
+            found = chosen(run)
+            return {**found, [*found][-1]: np.full((1, 1, 1), np.nan, np.float32)}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(StartedRun, "outputs", spoiled)
+            assert session.batches.has_nonfinite
+        with pytest.raises(UsageError, match="logits were not finite"):
+            session.truncate(3)
+        session.reset()
+        assert not session.batches.has_nonfinite
+        assert list(session.generate(PROMPT, 5)) == wanted[:5]
+
+
+def test_calls_between_two_tokens(model, wanted):
+    """Those that do not change the sequence are allowed, and find a step under way."""
+    with opened(model) as session:
+        found = []
+        for token in session.generate(PROMPT, 9):
+            found.append(token)
+            assert session.n_past == len(PROMPT) + len(found) - 1
+            session.memory_need(7, 20)
+            session.plan(3, 8)
+            session.scheduler.exchange.give(session.graph(1, 8, 1).named("blk.0.k_cache"))
+        assert found == wanted[:9]
+
+
+def test_steps_are_timed_from_token_to_token(model):
+    """Not from where the caller comes back, who may have been busy meanwhile."""
+    with opened(model) as session:
+        began = time.perf_counter()
+        for _ in session.generate(PROMPT, 20):
+            time.sleep(0.005)
+        elapsed = time.perf_counter() - began
+        timing = session.timing
+        assert timing.decode_tokens == 19
+        assert 0 < timing.fastest_step_s <= timing.decode_s / 19
+        assert timing.decode_s + timing.prompt_s < elapsed
+
+
+def test_recorded_steps_are_given_their_token(model, wanted):
+    with opened(model) as session:
+        assert "tokens" not in session.step_graph(8)
+    recorded = Session(
+        model, [*ONE], SessionOptions(n_ctx=64), settings=Settings(), recorder=Recorder()
+    )
+    with recorded as session:
+        assert session.batches.chooses
+        assert "tokens" in session.step_graph(8)
+        assert list(session.generate(PROMPT, 5)) == wanted[:5]
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -111,8 +220,8 @@ def test_a_step_is_run_again_for_its_logits(model, wanted, monkeypatch):
     """It leaves the same rows in the cache."""
     choose, times = BatchRunner.run_and_choose, count(1)
 
-    def every_other(self, token, n_past):
-        found = choose(self, token, n_past)
+    def every_other(self, token, n_past, *, goes_on):
+        found = choose(self, token, n_past, goes_on=goes_on)
         return found if next(times) % 2 else None
 
     monkeypatch.setattr(BatchRunner, "run_and_choose", every_other)
@@ -128,14 +237,17 @@ def test_what_is_not_finite_is_an_error(model, monkeypatch, value):
     with opened(model) as session:
         tokens = session.generate(PROMPT, 5)
         next(tokens)
-        outputs = BatchRunner._outputs
+        outputs, chosen = BatchRunner._outputs, StartedRun.outputs
 
-        def spoiled(self, graph, inputs, *, copy):
-            found = outputs(self, graph, inputs, copy=True)
-            last = graph.outputs[-1]  # logits, or the largest
+        def spoiled(found):
+            last = [*found][-1]  # logits, or the largest
             return {**found, last: np.full_like(found[last], value)}
 
-        monkeypatch.setattr(BatchRunner, "_outputs", spoiled)
+        def spoiled_logits(self, graph, inputs, *, copy):
+            return spoiled(outputs(self, graph, inputs, copy=True))
+
+        monkeypatch.setattr(BatchRunner, "_outputs", spoiled_logits)
+        monkeypatch.setattr(StartedRun, "outputs", lambda run: spoiled(chosen(run)))
         with pytest.raises(ModelError, match=f"computed {value} as its largest logit"):
             next(tokens)
         assert session.batches.has_nonfinite
@@ -145,17 +257,18 @@ def test_the_cache_is_cleared_if_the_step_is_not_run_again(model, wanted, monkey
     with opened(model) as session:
         tokens = session.generate(PROMPT, 5)
         next(tokens)
-        outputs, graphs = BatchRunner._outputs, []
+        outputs = StartedRun.outputs
 
-        def spoiled(self, graph, inputs, *, copy):
-            if graphs:
-                raise DeviceFault("a command failed")
-            graphs.append(graph)
-            found = outputs(self, graph, inputs, copy=True)
-            return {**found, graph.outputs[-1]: np.full((1, 1, 1), np.nan, np.float32)}
+        def spoiled(run):
+            found = outputs(run)
+            return {**found, [*found][-1]: np.full((1, 1, 1), np.nan, np.float32)}
+
+        def fault(*args, **kwargs):
+            raise DeviceFault("a command failed")
 
         with monkeypatch.context() as patched:
-            patched.setattr(BatchRunner, "_outputs", spoiled)
+            patched.setattr(StartedRun, "outputs", spoiled)
+            patched.setattr(BatchRunner, "_outputs", fault)
             with pytest.raises(DeviceFault):
                 next(tokens)
         assert session.batches.has_nonfinite
@@ -174,7 +287,7 @@ def test_a_context_that_is_full(model):
 
 
 def test_a_device_without_the_ops(model, monkeypatch):
-    needed = (*CHOOSING_OPS, "no_such_op")
+    needed = (*CHOOSING_OPS, ("no_such_op", F32))
     monkeypatch.setattr("ggsched.models.batch_runner.CHOOSING_OPS", needed)
     with opened(model) as session:
         assert not session.batches.chooses
@@ -184,10 +297,10 @@ def test_a_device_without_the_ops(model, monkeypatch):
 def test_faults_and_retries(model, wanted, monkeypatch):
     choose, faults = BatchRunner.run_and_choose, [DeviceFault("a command failed")]
 
-    def faulty(self, token, n_past):
+    def faulty(self, token, n_past, *, goes_on):
         if n_past == len(PROMPT) + 2 and faults:
             raise faults.pop()
-        return choose(self, token, n_past)
+        return choose(self, token, n_past, goes_on=goes_on)
 
     monkeypatch.setattr(BatchRunner, "run_and_choose", faulty)
     with opened(model) as session:
@@ -214,6 +327,6 @@ def test_memory_is_predicted_for_what_will_run(model):
         chosen = session.memory_need(7, 20)
         drawn = session.memory_need(7, 20, sampling=Sampling(temperature=1.0))
         logits = 4 * model.hparams.n_vocab
-        assert drawn.peak[HOST].total - chosen.peak[HOST].total > logits - 256
+        assert drawn.peak[HOST].total - chosen.peak[HOST].total > logits - 512
         list(session.generate(PROMPT, 20))
         assert session.scheduler.plan_cache.misses == 3  # none that will not run

@@ -62,6 +62,31 @@ def test_logits(gpus, arch, name, devices):
     assert driver.counts["graph"], "steps behind the first two are replayed"
 
 
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [(ONE, {}), (TWO, {}), pytest.param(TWO, {"split_mode": "tensor"}, marks=pytest.mark.slow)],
+    ids=["one", "layers", "shares"],
+)
+def test_greedy_steps_are_replayed_ahead(gpus, devices, options):
+    """Two graphs by turns on the same streams, each in front of the host, and the same tokens."""
+    model, sizes = load_model(ORACLE / f"{LLAMA}.gguf"), SessionOptions(n_ctx=64, **options)
+    prompt, count = [3, 1, 4, 1, 5], 9
+    with Session(model, ["cpu:0"], SessionOptions(n_ctx=64)) as session:
+        wanted = list(session.generate(prompt, count))
+    with gpus(90) as driver, Session(model, devices, sizes, settings=Settings()) as session:
+        assert session.batches.keeps
+        found = []
+        for token in session.generate(prompt, count):
+            found.append(token)
+            assert len(session.scheduler._started) == (1 < len(found) < count)
+        made = session.scheduler._executors.values()
+        (step,) = (e for e in made if e.alternate is not None)
+        replays = [e.captured.report.replays for e in (step, step.alternate)]
+    assert found == wanted
+    assert driver.counts["graph"]
+    assert min(replays) >= 2
+
+
 @pytest.mark.slow
 def test_steps_of_a_model_with_states_are_replayed(gpus, tmp_path):
     """One replay for each step, and no update: the states are where they were."""

@@ -165,11 +165,11 @@ def test_the_command_says_which_file_was_truncated(tmp_path):
         from unittest.mock import patch
         from ggsched.cli.main import main
         from ggsched.run.executor import Executor
-        path, run = sys.argv[1], Executor.run
+        path, start = sys.argv[1], Executor.start
         def cut(self, *args, **kwargs):
             os.truncate(path, 100)
-            return run(self, *args, **kwargs)
-        with patch.object(Executor, "run", cut):
+            return start(self, *args, **kwargs)
+        with patch.object(Executor, "start", cut):
             sys.exit(main(["run", path, "--tokens", "1,2", "-n", "2", "--devices", "cpu:0"]))
         """,
         path,

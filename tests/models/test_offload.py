@@ -9,6 +9,7 @@ from ggsched.ir.dtype import F32
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule, find_homes
 from ggsched.models.spec import ModelSpec, WeightSpec
+from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE, tiny_gguf
@@ -89,7 +90,8 @@ class TestLayers:
         assert set(homes.devices) == set(homes.reasons) == names
         assert homes.reasons["blk.0.attn_q.weight"] == "block 0 is on the host (-ngl)"
         assert homes.reasons["blk.2.k_cache"] == "block 2 is offloaded (-ngl)"
-        assert homes.constraints().homes == homes.devices
+        token = {NEXT_TOKEN: homes.devices["output.weight"]}
+        assert homes.constraints().homes == {**homes.devices, **token}
 
     def test_an_embedding_that_is_the_output_matrix_too_goes_with_the_output(self, tmp_path):
         path = tiny_gguf(tmp_path / "tied.gguf", layers=LAYERS, drop=["output.weight"])

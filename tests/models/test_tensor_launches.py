@@ -12,9 +12,11 @@ import pytest
 from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16
+from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.passes.shard.names import part_of
-from ggsched.plan.command import Download, Launch, Record, Wait
+from ggsched.plan.command import Download, HostSync, Launch, Record, Wait
 from ggsched.plan.stats import plan_stats
+from ggsched.run.following import first_wait_at_end, state_streams
 from ggsched.sanitize import check_plan
 from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
@@ -48,10 +50,26 @@ def test_a_greedy_step_ends_in_one_launch_and_one_wait(p):
         plan, whole = s.plan_of(graph), s.plan_of(logits)
     assert check_plan(plan).is_clean
     labels = [part_of(plan.nodes[step.node].label)[0] for step in last_launch(plan).steps]
-    assert labels == ["result_output_joined"] * (p - 1) + ["result_top", "result_largest"]
+    chosen = ["result_top", "next_token_set", "result_largest"]
+    assert labels == ["result_output_joined"] * (p - 1) + chosen
     found, known = plan_stats(plan).commands, plan_stats(whole).commands
-    assert found == {**known, "download": 2}
+    assert found == {**known, "download": 2, "upload": known["upload"] - 1}  # the token is there
     assert sum(c.src.nbytes for c in plan.commands if isinstance(c, Download)) == 8
+
+
+@pytest.mark.parametrize("split", ["layer", "tensor"])
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_a_greedy_step_can_be_enqueued_ahead(p, split):
+    """The host waits at the end, and one stream has the token as it has each row of the cache."""
+    if p == 1 and split == "tensor":
+        pytest.skip("nothing to share")
+    with session(LLAMA, gpus(p), split_mode=split) as s:
+        plan = s.plan_of(s.step_graph(512))
+        assert s.scheduler.takes_turns(plan, started=True)
+    streams = state_streams(plan)
+    assert streams is not None
+    assert streams[NEXT_TOKEN] == (p - 1 if split == "layer" else 0, 0)  # where the logits are
+    assert [type(c) for c in plan.commands[first_wait_at_end(plan) :]] == [HostSync]
 
 
 def last_launch(plan):

@@ -18,6 +18,7 @@ from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
 from ggsched.run.following import state_streams
+from ggsched.run.started import StartedRun
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
@@ -39,6 +40,32 @@ def joined_ways(graph):
         except GraphError:
             assume(False)  # it has no state to write
     return ways
+
+
+class Overlapping(Scheduler):
+    """A scheduler whose runs go on while the caller does, although they are recorded."""
+
+    overlaps = True
+
+
+class Results:
+    """Runs and what they should compute; outputs are taken ``late`` runs after a start."""
+
+    def __init__(self, scheduler, late):
+        self._scheduler, self._late, self._kept = scheduler, late, []
+        self.most = 0
+
+    def add(self, run, wanted):
+        self._kept.append((run, wanted))
+        self.most = max(self.most, len(self._scheduler._started))
+        self.check(self._late)
+
+    def check(self, late=0):
+        while len(self._kept) > late:
+            got, wanted = self._kept.pop(0)
+            got = got.outputs() if isinstance(got, StartedRun) else got
+            for tid, array in wanted.items():
+                np.testing.assert_allclose(got[tid], array, rtol=RTOL, atol=ATOL)
 
 
 @st.composite
@@ -66,6 +93,7 @@ def test_plans_in_any_order_compute_the_same(drawn, topology, seed, data):
     homes |= {t.name: device for t in drawn.graph.roots(Role.STATE)}
     wanted = Constraints({**homes, **wanted.homes}, reads_peers=wanted.reads_peers)
     order = data.draw(st.lists(st.sampled_from(range(3)), min_size=2, max_size=RUNS))
+    late = data.draw(st.sampled_from([None, 0, 1, 2]), "runs are awaited, or so much later")
     weights = {
         name: value
         for name, value in values_for(drawn, seed).items()
@@ -75,9 +103,11 @@ def test_plans_in_any_order_compute_the_same(drawn, topology, seed, data):
     recorder = Recorder()
     chosen = Settings(streams=data.draw(st.integers(1, 3)), timeout_s=30)
     states = {}
-    with Scheduler(
+    with Overlapping(
         world.open_all(), weights=weights, settings=chosen, recorder=recorder, placement="ggml"
     ) as scheduler:
+        results = Results(scheduler, late or 0)
+        call = scheduler.run if late is None else scheduler.start
         for run, way in enumerate([*order, 2]):
             joined = ways[way]
             given_values = {}
@@ -87,15 +117,15 @@ def test_plans_in_any_order_compute_the_same(drawn, topology, seed, data):
                 for name, value in values.items():
                     if name not in weights and joined.input_name(part, name) in joined.graph:
                         given_values[joined.input_name(part, name)] = value
-            got = scheduler.run(joined.graph, given_values, wanted)
-            if way == 2:
-                for tid, array in found.items():
-                    new = joined.outputs[0, tid]
-                    np.testing.assert_allclose(got[new], array, rtol=RTOL, atol=ATOL)
+            got = call(joined.graph, given_values, wanted)
+            kept = found if way == 2 else {}
+            results.add(got, {joined.outputs[0, tid]: array for tid, array in kept.items()})
+        results.check()
         known = Counter(
             state_streams(scheduler.plan(way.graph, wanted)) is not None for way in ways
         )
     event(f"follow each other: {known[True]} of 3")
+    event(f"under way: {results.most}")
     assert not world.violations
     report = check_trace(recorder.trace("in a row"))
     assert report.is_clean, report.to_text()
@@ -148,4 +178,46 @@ def test_plans_that_follow_themselves_compute_the_same(drawn, seed, streams, ord
     event(f"alternates: {alternates}")
     assert not world.violations
     report = check_trace(recorder.trace("in a row"))
+    assert report.is_clean, report.to_text()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    drawn=pipelines(), seed=seeds(), streams=st.integers(1, 2),
+    order=st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, 2, 2]), st.sampled_from([True, True, False])),
+        min_size=3, max_size=2 * RUNS,
+    ),
+    late=st.sampled_from([0, 1, 2, 2, 3]),
+)  # fmt: skip
+def test_runs_that_are_started_compute_the_same(drawn, seed, streams, order, late):
+    """Some are started and their outputs taken some runs later, others are awaited at once."""
+    graph, topology, homes = drawn
+    ordered = tuple(replace(d, copy_order="stream") for d in topology.devices)
+    topology = replace(topology, devices=ordered)
+    ways = joined_ways(graph)
+    world = SimWorld.of_topology(topology, policy=RandomPolicy(seed))
+    recorder = Recorder()
+    states, rng = {}, np.random.default_rng(seed)
+    with Overlapping(
+        world.open_all(), settings=Settings(streams=streams, timeout_s=30), recorder=recorder,
+        placement="ggml",
+    ) as scheduler:  # fmt: skip
+        results = Results(scheduler, late)
+        for way, is_started in order:
+            joined = ways[way]
+            given_values = {}
+            for part in range(len(joined.firsts)):
+                x = rng.normal(size=4).astype(np.float32)
+                found = run_oracle(graph, {"x": x}, states=states)
+                given_values[joined.input_name(part, "x")] = x
+            call = scheduler.start if is_started else scheduler.run
+            got = call(joined.graph, given_values, Constraints(homes))
+            given_values.clear()  # inputs are copied
+            kept = found if way == 2 else {}
+            results.add(got, {joined.outputs[0, tid]: a for tid, a in kept.items()})
+        results.check()
+    event(f"under way: {results.most}")
+    assert not world.violations
+    report = check_trace(recorder.trace("started"))
     assert report.is_clean, report.to_text()

@@ -12,6 +12,7 @@ from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.passes.place import Constraints
+from ggsched.run.capture import _Replay
 from ggsched.scheduler import Scheduler
 from tests.run.devices import TestDevice
 
@@ -83,3 +84,61 @@ def test_plans_that_follow_each_other_come_behind_graphs_and_before(scheduler):
     made = scheduler._executors.values()
     assert all(e.state_streams is not None for e in made), "nobody waits between them"
     assert sum(e.captured.report.replays for e in made) == 5
+
+
+def with_output():
+    """``two_states`` with the first one as an output, which the host waits for."""
+    g = GraphBuilder("two states, one is seen")
+    a, b = g.state("a", (8,)), g.state("b", (8,))
+    seen = g.op("cpy", g.silu(a), a)
+    return join_graphs([g.build(seen, g.op("cpy", g.gelu(b), b))], keep=[(seen.id,)]).graph
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    """Return the numbers of streams that were joined so far."""
+    found = []
+    join = _Replay._join
+
+    def counted(self, earlier, later):
+        found.append((len(earlier), len(later)))
+        join(self, earlier, later)
+
+    monkeypatch.setattr(_Replay, "_join", counted)
+    return found
+
+
+def start(scheduler, graph):
+    last = len(scheduler.devices) - 1
+    pins = {n.id: last * (n.id > 1) for n in graph.nodes}
+    return scheduler.start(graph, {}, Constraints(pins=pins))
+
+
+def test_a_graph_comes_right_behind_the_graph_of_its_alternate(scheduler, joins):
+    """Once both are captured nothing but their origin's order is between them."""
+    graph, runs = with_output(), []
+    for step in range(10):
+        runs.append(start(scheduler, graph))
+        if step:
+            runs[step - 1].outputs()
+        if step == 5:
+            joins.clear()
+    runs[-1].outputs()
+    assert not joins
+    (executor,) = scheduler._executors.values()
+    replays = [e.captured.report.replays for e in (executor, executor.alternate)]
+    assert replays == [4, 4]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_started_runs_come_behind_other_plans_and_before(scheduler, joins, seed):
+    graphs = [with_output(), two_states(), two_states(1)]
+    rng, last = np.random.default_rng(seed), None
+    for k in rng.choice(3, 16, p=[0.6, 0.2, 0.2]):
+        run_of_it = start(scheduler, graphs[k])
+        if last is not None:
+            last.outputs()
+        last = run_of_it
+    last.outputs()
+    assert joins
+    assert all(e.state_streams is not None for e in scheduler._executors.values())

@@ -64,6 +64,7 @@ def refused(call):
 CALLS = {
     "Scheduler.plan": lambda s: s.plan(HARMLESS),
     "Scheduler.run": lambda s: s.run(HARMLESS, {"x": X}),
+    "Scheduler.start": lambda s: s.start(HARMLESS, {"x": X}),
     "Scheduler.prepare": lambda s: s.prepare(HARMLESS),
     "Scheduler.reload_weights": lambda s: s.reload_weights(["w"]),
     "Scheduler.forget": lambda s: s.forget(HARMLESS),
