@@ -436,14 +436,17 @@ class Scheduler:
         streams = executor.state_streams if isinstance(executor, Executor) else None
         self._order(executor, None if is_tried else streams)
         began = self._clock()
-        if isinstance(executor, Executor):
-            recorder, known = self._recorder, wanted.rates
+        if not isinstance(executor, Executor):
+            outputs = executor.run(host_arrays(inputs), copy=copy)
+            self._last = executor
+        elif self._recorder is None:
+            self._begin(executor, inputs)
+            outputs = self._finish(executor, copy=copy)
+        else:
+            known, recorder = wanted.rates, self._recorder
             with recorded_run(recorder, graph, executor.plan, self.topology, known):
                 self._begin(executor, inputs)
                 outputs = self._finish(executor, copy=copy)
-        else:
-            outputs = executor.run(host_arrays(inputs), copy=copy)
-            self._last = executor
         if is_tried:
             self._drain()
             loser = self._planner.note_run(graph, wanted, self._clock() - began)

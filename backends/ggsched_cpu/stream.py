@@ -55,7 +55,7 @@ class WorkerStream(BaseStream):
             programs: What is launched with it or behind it.
         """
         progress = self.progress
-        self._is_here = progress.done == progress.enqueued and all(map(_is_brief, programs))
+        self._is_here = progress.done == progress.enqueued and _are_brief(programs)
         try:
             enqueue()
         finally:
@@ -137,9 +137,12 @@ class WorkerStream(BaseStream):
             )
 
 
-def _is_brief(program: Program) -> bool:
-    body = getattr(program, "body", None)
-    return isinstance(body, Segment) and body.seconds < BRIEF_S
+def _are_brief(programs: Sequence[Program]) -> bool:
+    for program in programs:
+        body = getattr(program, "body", None)
+        if not isinstance(body, Segment) or body.seconds >= BRIEF_S:
+            return False
+    return True
 
 
 def _join(thread: threading.Thread, where: str, timeout_s: float) -> None:

@@ -16,7 +16,7 @@ in the background overrides ``_submit`` of ``BaseStream`` and little else.
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -70,6 +70,10 @@ def physical_memory_nbytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+_FEW: Final = 4096
+"""Bytes that are copied sooner than numpy makes arrays for them."""
+
+
 class BaseDevice(DeviceCore[BaseStream]):
     """A device that computes with numpy kernels.
 
@@ -97,13 +101,19 @@ class BaseDevice(DeviceCore[BaseStream]):
 
     def read_memory(self, memory: Any, offset: int, target: HostMemory) -> None:
         """Copy bytes of the device's memory into host memory."""
-        if target.nbytes:
-            np.copyto(np.frombuffer(target, np.uint8), memory[offset : offset + target.nbytes])
+        nbytes = target.nbytes
+        if nbytes <= _FEW:
+            target[:] = memory.data[offset : offset + nbytes]
+        else:
+            np.copyto(np.frombuffer(target, np.uint8), memory[offset : offset + nbytes])
 
     def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
         """Copy host bytes into the device's memory."""
-        if source.nbytes:
-            np.copyto(memory[offset : offset + source.nbytes], np.frombuffer(source, np.uint8))
+        nbytes = source.nbytes
+        if nbytes <= _FEW:
+            memory.data[offset : offset + nbytes] = source
+        else:
+            np.copyto(memory[offset : offset + nbytes], np.frombuffer(source, np.uint8))
 
     def copy_memory(
         self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int

@@ -451,7 +451,8 @@ class BatchRunner:
         return logits
 
     def _outputs(self, graph: Graph, inputs: Mapping[str, np.ndarray], *, copy: bool) -> Outputs:
-        self._drop_ahead()
+        if self._ahead is not None:
+            self._drop_ahead()
         self.last_plan = self._plan(graph)
         scheduler, known = self._scheduler, self._scheduler.setup_s
         out = scheduler.run(graph, inputs, self.constraints, copy=copy)
@@ -461,12 +462,11 @@ class BatchRunner:
     def _plan(self, graph: Graph) -> Plan:
         """Return the plan of the next run of a graph, which may be the one that ran last."""
         scheduler, constraints = self._scheduler, self.constraints
-        before, plan = self._planned_last, self.last_plan
-        asked = graph, constraints, scheduler.topology
-        is_same = all(a is b for a, b in zip(before, asked, strict=True))
+        before, plan, topology = self._planned_last, self.last_plan, scheduler.topology
+        is_same = before[0] is graph and before[1] is constraints and before[2] is topology
         if plan is None or not is_same or scheduler.settings.streams == "autotune":
             plan = self._planned(lambda: scheduler.plan(graph, constraints))
-            self._planned_last = asked
+            self._planned_last = graph, constraints, topology
         return plan
 
     def _planned(self, make: Callable[[], T]) -> T:

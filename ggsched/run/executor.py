@@ -112,6 +112,7 @@ class Executor:
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
         self._first_wait, self._first_at_end = first_wait_at_end(plan), first_at_end(plan)
         self.owes = self.is_under_way = False
+        self._left = 0, 0  # the calls that ``finish`` makes of a run
         self.state_streams, self.takes_turns = state_streams(plan), takes_turns(plan)
         self.alternate: Executor | None = None
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
@@ -152,10 +153,12 @@ class Executor:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
         if self.is_under_way:
             raise UsageError("a run has not been finished", where=self.plan.name)
+        end = bisect_left(self._numbers, self._first_at_end)
+        waits = bisect_left(self._numbers, self._first_wait)
         if self.owes:
             self.owes = False
             try:
-                self._enqueue(self._place(self._first_at_end), len(self._calls))
+                self._enqueue(end, len(self._calls))
             finally:
                 self._retire_events()
         self._set_inputs(inputs)
@@ -163,8 +166,9 @@ class Executor:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
         self._experts.next_run()
         try:
-            self._enqueue(0, self._place(self._first_wait))
+            self._enqueue(0, waits)
             self.is_under_way = True
+            self._left = waits, end
         finally:
             if not self.is_under_way:
                 self._retire_events()
@@ -172,9 +176,9 @@ class Executor:
     def finish(self, *, copy: bool = True) -> dict[int, np.ndarray]:
         """Wait for the run that was started, and return its outputs; see ``run``."""
         self.is_under_way = False
-        end = self._place(self._first_at_end)
+        waits, end = self._left
         try:
-            self._enqueue(self._place(self._first_wait), end)
+            self._enqueue(waits, end)
             self.owes = end < len(self._calls)
         finally:
             if not self.owes:
@@ -198,10 +202,6 @@ class Executor:
         if self.is_under_way:
             self.is_under_way = False
             self._retire_events()
-
-    def _place(self, number: int) -> int:
-        """Return the place among the calls of the first one from this command on."""
-        return bisect_left(self._numbers, number)
 
     def _enqueue(self, first: int, stop: int) -> None:
         """Make some of the calls, in order; an error names the command."""
