@@ -86,9 +86,10 @@ class BatchRunner:
         micro_batches: Runs several micro-batches as one graph where that pays.
         constraints: What all plans are made with.
         chooses: Whether the token after a step can be chosen where the logits are: all devices
-            have the ops, none computes in host memory, where the host could as well look at the
-            logits, and a step can be run again, which states of recurrent blocks do not allow.
+            have the ops, the logits are not in host memory, where the host could as well look at
+            them, and a step can be run again, which states of recurrent blocks do not allow.
         keeps: Whether it stays there for the next step, which can be enqueued ahead of it then.
+            Not beside a device in host memory, whose launches the enqueueing thread runs itself.
         step_s: Seconds that the last step that chose took, without setting up. One that was over
             while the caller was busy counts as the one before at most.
         last_plan: Of the last run.
@@ -123,13 +124,16 @@ class BatchRunner:
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._pads = spec.hparams.recurrent is None  # states take each token in
         facts = [device.facts for device in scheduler.devices]
-        on_host = any(f.is_host or f.imports_host_memory for f in facts)
+        hosts = [f.is_host or f.imports_host_memory for f in facts]
+        last = constraints.homes.get(NEXT_TOKEN)
+        on_host = any(hosts) if last is None else hosts[last]
 
         def able(ops: Sequence[tuple[str, DType]]) -> bool:
             return all(offers(f.ops, op, dtype.name) for f in facts for op, dtype in ops)
 
         self.chooses = self._pads and able(CHOOSING_OPS) and not on_host
-        self.keeps = self.chooses and able(KEEPING_OPS) and scheduler.overlaps
+        may_overlap = scheduler.overlaps and not any(hosts)
+        self.keeps = self.chooses and able(KEEPING_OPS) and may_overlap
         self.step_s = 0.0
         self._chosen_s = 0.0
         self._ahead: _Step | None = None

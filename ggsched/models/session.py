@@ -189,9 +189,10 @@ class Session:
     def step_graph(self, n_past: int) -> Graph:
         """Return the graph of a token that follows ``n_past`` others, as ``generate`` runs it.
 
-        Where no device computes in host memory a greedy generation has the next token chosen where
-        the logits are, and this graph returns its index and its logit, and takes its token from the
-        step before; elsewhere, and in models with recurrent blocks, it returns logits.
+        Where the logits are not in host memory a greedy generation has the next token chosen there,
+        and this graph returns its index and its logit. Where no device computes in host memory, it
+        takes its token from the step before. Elsewhere, and in models with recurrent blocks, it
+        returns logits.
 
         Args:
             n_past: Tokens that are in the cache.

@@ -1,5 +1,6 @@
 """Greedy generation whose tokens are chosen where the logits are."""
 
+import re
 import time
 from itertools import count
 
@@ -12,7 +13,7 @@ from ggsched.ir.dtype import F32
 from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.graph import CHOOSING_OPS
 from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
+from ggsched.models.offload import Offload, OverrideRule
 from ggsched.models.sampling import Sampling
 from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import Download, HostSync
@@ -203,10 +204,26 @@ def test_logits_come_where_somebody_needs_them(model, asked):
 
 def test_not_in_host_memory(model):
     """There the host reads logits as fast as a device would look through them."""
-    for devices in (["cpu:0"], ["sim:0", "cpu:0"]):
-        with opened(model, devices) as session:
+    on_cpu = Offload(overrides=(OverrideRule(re.compile("output"), "cpu:0"),))
+    for devices, offload in (
+        (["cpu:0"], Offload()),
+        (["sim:0", "cpu:0"], Offload(n_gpu_layers=0)),
+        (["sim:0", "cpu:0"], on_cpu),
+    ):
+        with opened(model, devices, offload=offload) as session:
             assert not session.batches.chooses
             assert session.step_graph(8) is session.graph(1, 8, 1)
+
+
+def test_beside_host_memory(model, wanted):
+    """With layers on a CPU, but the logits on another device, steps run one by one."""
+    offload = Offload(overrides=(OverrideRule(re.compile(r"blk\.0\."), "cpu:0"),))
+    with opened(model, ["sim:0", "cpu:0"], offload=offload) as session:
+        assert session.batches.chooses
+        assert not session.batches.keeps
+        assert list(session.generate(PROMPT, COUNT)) == wanted
+        assert downloaded(session.last_plan)[0] < 4 * model.hparams.n_vocab
+        assert len(session.last_plan.splits.splits) > 1
 
 
 def test_not_where_a_step_cannot_be_run_again(tmp_path):
