@@ -86,12 +86,19 @@ class IdCheck:
             self._quad, self._is_done = self._copy()
 
     def fault(self) -> DeviceFault | None:
-        """Return the fault if a kernel met an id that is out of range."""
+        """Return the fault if a kernel met an id that is out of range.
+
+        Until the copy is made nothing behind it has begun, so the words are those of the point.
+        """
         if self.is_over:
             return None if self._kept is None else reraise_copy(self._kept)
         if self._quad is None:
             return self._words.fault()
-        return self._words.fault(self._quad) if self._is_done() else None
+        if not self._is_done():
+            found = self._words.fault()
+            if not self._is_done():
+                return found
+        return self._words.fault(self._quad)
 
     def __del__(self) -> None:
         """Give the copy back; only when it is made, lest it lands in somebody else's words."""

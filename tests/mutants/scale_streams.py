@@ -190,6 +190,22 @@ class FailureIsForgotten(BaseEvent):
                 raise
 
 
+@breaks("EVT-6", "An event's failure is not found if more was enqueued behind it.", CPU)
+class FailureIsHidden(BaseEvent):
+    """It is read from what the stream will copy before it goes on."""
+
+    __slots__ = ()
+
+    def sync(self, timeout_s: float) -> None:
+        """Look for a failure if the event is the end of its stream."""
+        try:
+            super().sync(timeout_s)
+        except DeviceFault:
+            progress = self._progress
+            if progress is None or progress.enqueued == self._position:
+                raise
+
+
 # --- done too early, while a long command runs ------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.context import NBYTES, TestContext
-from ggsched.testing.conformance.faults import make_fail
+from ggsched.testing.conformance.faults import lookup, make_fail
 from ggsched.testing.conformance.latch import HostEvent
 from ggsched.testing.conformance.long_work import Enqueuing, long_launch, seen_by
 
@@ -237,6 +237,38 @@ def evt6_far_behind_a_failure(w: TestContext) -> None:
         hold.release()
     error = w.refused(DeviceFault, w.sync, event)
     w.require(label in error.one_line(), f"the error does not name {label!r}: {error.one_line()}")
+
+
+@case("EVT-6", "Work behind an event does not hide that what is before it failed.", "events",
+      "fault", "three streams")  # fmt: skip
+def evt6_hidden_by_more_work(w: TestContext) -> None:
+    may_hold = w.device.facts.copy_order != "host"
+    for is_held in (False, False, may_hold):
+        q = w.stream()
+        later = _harmless(w, q)
+        hold = w.hold(q) if is_held else None
+        make_fail(w, q)
+        event = _recorded(w, q)
+        try:
+            for _ in range(4):
+                later()
+        except DeviceFault:
+            w.log("the stream knows of the fault by now")
+        if hold is not None:
+            hold.release()
+        w.refused(DeviceFault, w.sync, event)
+
+
+def _harmless(w: TestContext, stream: Stream) -> Callable[[], None]:
+    """Return what enqueues a command; one that might have failed as well, if there is one."""
+    out = w.buffer(16)
+    if "get_rows:f32" not in w.device.facts.ops:
+        return lambda: w.upload(stream, w.bytes(16), out)
+    table, ids = w.buffer(64), w.buffer(4)
+    w.put(stream, table, np.zeros(16, np.float32).view(np.uint8))
+    w.put(stream, ids, np.zeros(1, np.int32).view(np.uint8))
+    program = w.compile([lookup(table, ids, out)], stream)
+    return lambda: w.launch(stream, program)
 
 
 @case("EVT-6", "A failure travels along a chain of streams.", "events", "fault", "three streams")
