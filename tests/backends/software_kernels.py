@@ -1,6 +1,7 @@
 """Kernels for a GPU in software: those of the sources, on the host, and the plug-in's helpers."""
 
 import ctypes
+import gc
 import threading
 import time
 from contextlib import contextmanager
@@ -115,5 +116,6 @@ def in_software(runner, seed=0, arch=80, **gpus):
     try:
         yield made
     finally:
+        gc.collect()  # what is collected later would ask another driver for events of this one
         made.end()
         patch.undo()
