@@ -22,7 +22,7 @@ from ggsched.ids import show
 from ggsched.interchange.dlpack_import import check_array, wrong_array
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.plan.bundle import Plan
+from ggsched.plan.bundle import HostSlot, Plan
 from ggsched.plan.command import (
     Barrier,
     Copy,
@@ -35,6 +35,7 @@ from ggsched.plan.command import (
     Upload,
     Wait,
 )
+from ggsched.plan.memory import Region
 from ggsched.plan.parts import PartCommand, Receive, Send
 from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
@@ -44,6 +45,7 @@ from ggsched.run.following import (
     state_streams,
     takes_turns,
 )
+from ggsched.run.host_transfers import needless_transfers
 from ggsched.run.network import Network
 from ggsched.run.resources import Resources
 from ggsched.run.waiting_host import run_while_waiting
@@ -294,11 +296,18 @@ class Executor:
         self._resources = resources
         self._experts = ExpertBinding(plan, resources, self._note_ids if is_seen else None)
         self._calls = tuple(self._bind(c) for c in plan.commands)
+        regions, places = plan.memory.regions, dict[Region, Region]()
         if self._network is None and not is_seen:
-            self._calls = run_while_waiting(plan, resources, self._calls)
-        self._inputs = {s.name: resources.host_array(graph, s) for s in plan.inputs}
-        self._outputs = {s.tensor: _readonly(resources.host_array(graph, s)) for s in plan.outputs}
-        regions = plan.memory.regions
+            needless = needless_transfers(plan, resources)
+            places = dict(needless.values())
+            calls = run_while_waiting(plan, resources, self._calls)
+            self._calls = tuple(_nothing if n in needless else c for n, c in enumerate(calls))
+
+        def array(slot: HostSlot) -> np.ndarray:
+            return resources.host_array(graph, slot, places.get(regions[slot.value]))
+
+        self._inputs = {s.name: array(s) for s in plan.inputs}
+        self._outputs = {s.tensor: _readonly(array(s)) for s in plan.outputs}
         self._written, self._read = (
             [resources.host_bytes(regions[s.value]) for s in slots]
             for slots in (plan.inputs, plan.outputs)
@@ -489,6 +498,10 @@ _HANDLERS: Final[Mapping[type[PartCommand], Callable[[Executor, Any], Call]]] = 
 
 _PART: Final = re.compile(r" after [0-9.e+-]+ s")
 """A part of the timeout, which devices are given."""
+
+
+def _nothing() -> None:
+    """Enqueue nothing: a transfer that need not be made."""
 
 
 def _readonly(array: np.ndarray) -> np.ndarray:

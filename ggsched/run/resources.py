@@ -68,16 +68,21 @@ class Resources:
         """Return a slice of a host arena."""
         return self.host[region.arena][region.offset : region.end]
 
-    def host_array(self, graph: Graph, slot: HostSlot) -> np.ndarray:
+    def host_array(self, graph: Graph, slot: HostSlot, at: Region | None = None) -> np.ndarray:
         """Return the tensor in a host slot as a numpy array over the slot's bytes.
 
         bf16 comes as its bits in uint16, quantised types as uint8 (.., bytes of a row).
+
+        Args:
+            graph: Of the plan.
+            slot: An input or output.
+            at: Host memory of a device that has the slot's bytes in place of the slot.
         """
         t = graph.tensors[slot.tensor]
         value = self.plan.splits.values[slot.value]
-        region = self.plan.memory.regions[slot.value]
+        region = at or self.plan.memory.regions[slot.value]
         offset = region.offset + t.offset - value.start
-        memory = self.host[region.arena]
+        memory = self.buffers[region.arena].host_view() if at else self.host[region.arena]
         if t.dtype.is_quantized:
             shape = (*t.shape[:-1], t.dtype.row_nbytes(t.shape[-1]))
             return np.ndarray(shape, np.uint8, memory, offset, (*t.strides[:-1], 1))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ggsched.errors import ModelError, UsageError
@@ -25,11 +25,12 @@ def test_top_k(logits, k):
 
 
 @given(logits=LOGITS, p=st.floats(0.05, 1.0))
+@example(logits=np.array([0, 0, 0, 0, 2, 2, 2.0707227599281453e-11], np.float32), p=0.75)
 def test_top_p_takes_the_smallest_set_with_that_probability(logits, p):
     weights = np.exp(logits.astype(np.float64) - logits.max())
     shares = weights / weights.sum()
     for token in drawn(logits, top_p=p):
-        likelier = shares[shares > shares[token]].sum()
+        likelier = shares[shares > shares[token] * (1 + 1e-6)].sum()  # of f32 logits, not by a hair
         assert likelier < p + 1e-9
 
 
