@@ -297,15 +297,14 @@ class BatchRunner:
         """
         self.top_token = None
         began, setup_s = time.perf_counter(), self._timing.setup_s
-        step, self._ahead = self._ahead, None
+        step = self._ahead
         is_ahead = step is not None and (step.token, step.n_past) == (token, n_past)
-        if step is not None and not is_ahead:
-            self._note_step(step)
         if step is None or not is_ahead:
-            step = self._start_step(token, n_past)
+            self._drop_ahead()
+            step = self._ahead = self._start_step(token, n_past)
         is_hidden = is_ahead and step.run.is_done
-        if goes_on and self.keeps:
-            self._ahead = self._start_step(None, n_past + 1)
+        # If the next step cannot be started, this one is still there to be asked for again.
+        self._ahead = self._start_step(None, n_past + 1) if goes_on and self.keeps else None
         found = self._note_step(step)
         ended = time.perf_counter()
         seconds = ended - (self._chosen_s if is_ahead else began) - self._timing.setup_s + setup_s
@@ -327,7 +326,8 @@ class BatchRunner:
         run = scheduler.start(graph, inputs, constraints)
         self._timing.setup_s += scheduler.setup_s - known
         self.last_plan = plan
-        return _Step(n_past, run, *graph.outputs)
+        top, largest = graph.outputs
+        return _Step(n_past, run, top, largest, token)
 
     def _note_step(self, step: "_Step") -> int | None:
         """Return the token that a step chose, or None, which is noted, if it is not finite."""

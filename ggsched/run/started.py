@@ -58,7 +58,7 @@ class StartedRun:
         """Wait for the run, inside a call of the scheduler; its error is for ``outputs``."""
         if self._finish is None:
             return
-        finish, self._finish = self._finish, None
+        finish, self._finish, self._is_done = self._finish, None, lambda: True
         try:
             self._found = finish()
         except GgschedError as error:
@@ -69,4 +69,4 @@ class StartedRun:
 
     def fail(self, error: GgschedError) -> None:
         """Take note that the run failed, which showed when all streams were drained."""
-        self._finish, self._error = None, error
+        self._finish, self._is_done, self._error = None, lambda: True, error

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ggsched.config import Settings
-from ggsched.errors import DeviceFault, ModelError, UsageError
+from ggsched.errors import DeviceFault, ModelError, OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32
 from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.graph import CHOOSING_OPS
@@ -145,6 +145,28 @@ def test_a_step_that_nobody_wants_and_is_not_finite(model, wanted, monkeypatch):
             session.truncate(3)
         session.reset()
         assert not session.batches.has_nonfinite
+        assert list(session.generate(PROMPT, 5)) == wanted[:5]
+
+
+def test_a_next_step_that_cannot_be_started(model, wanted, monkeypatch):
+    """The token in front of it can be had all the same."""
+    start = BatchRunner._start_step
+
+    def refused(self, token, n_past):
+        if token is None:
+            raise OutOfDeviceMemory("no room for the next plan")
+        return start(self, token, n_past)
+
+    with opened(model) as session:
+        tokens = session.generate(PROMPT, COUNT)
+        next(tokens)
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchRunner, "_start_step", refused)
+            with pytest.raises(OutOfDeviceMemory, match="no room for the next plan"):
+                next(tokens)
+        assert session.n_past == len(PROMPT)
+        assert session.batches.run_and_choose(wanted[0], len(PROMPT)) == wanted[1]
+        session.reset()
         assert list(session.generate(PROMPT, 5)) == wanted[:5]
 
 
