@@ -23,11 +23,11 @@ from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched_cpu.compiled.tasks import row_task
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_cpu.kernels.vectors import HEAD
+from ggsched_cpu.lowering.tasks import row_task
 from ggsched_cpu.program import Stretch
 from ggsched_cpu.runner import Runner
-from ggsched_cpu_kernels.vectors import HEAD
 
 N = 2_000
 ROUNDS = 15

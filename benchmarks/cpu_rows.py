@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.ir.dtype import BF16, DType, dtype_by_name
-from ggsched_cpu_kernels import gemv
-from ggsched_cpu_kernels.compiler import Linker, host_target, object_code
-from ggsched_cpu_kernels.emit import module_text
+from ggsched_cpu.kernels import gemv
+from ggsched_cpu.kernels.compiler import Linker, host_target, object_code
+from ggsched_cpu.kernels.emit import module_text
 
 KERNEL: Final = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p

@@ -57,7 +57,7 @@ class Settings:
         threads: How many threads of the backend ``cpu`` compute; None for a physical core each.
         models: Folder in which a node of a cluster looks for files of models by their names.
         weight_cache: Folder in which a node of a cluster keeps weights that were sent to it.
-        cpu_kernels: ``numpy`` keeps the backend ``cpu`` from compiling kernels.
+        cpu_kernels: ``numpy`` lets the backend ``cpu`` compute by the reference arithmetic alone.
         rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
             there, ``off`` none.
 
@@ -309,7 +309,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "cpu_kernels",
         "auto or numpy",
         "auto: the backend cpu computes with kernels that LLVM compiles for the processor; numpy: "
-        "it computes with numpy alone.",
+        "it runs every node by the reference arithmetic, which is exact and slow.",
         _one_of("auto", "numpy"),
         owner="cpu",
     ),

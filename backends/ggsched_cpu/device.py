@@ -24,7 +24,6 @@ from ggsched.backend.protocols import Stream
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, WaitPath
-from ggsched_cpu.kernels import supported_fusions, supported_ops
 from ggsched_cpu.native import (
     Activations,
     KernelChoice,
@@ -37,6 +36,7 @@ from ggsched_cpu.pages import SMALL_PAGES_NBYTES, take_small_pages
 from ggsched_cpu.program import compile_steps, segment
 from ggsched_cpu.runner import Runner
 from ggsched_cpu.stream import WorkerStream
+from ggsched_cpu.supported import FUSIONS, reference_ops, supported_ops
 from ggsched_cpu.threads import default_threads, threads_setting
 
 MAX_DEVICES: Final = 64
@@ -51,7 +51,7 @@ class CpuSettings:
         sync: Run commands on the caller's thread instead of worker threads.
         timeout_s: How long a stream waits for an event before it fails.
         threads: How many compute, for the whole process; None for a physical core each.
-        kernels: ``numpy`` for no compiled ones.
+        kernels: ``numpy`` for the reference arithmetic alone.
         activations: ``auto`` rounds them to 8 bits beside packed weights.
     """
 
@@ -86,9 +86,10 @@ class CpuSettings:
 
 def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
     """Return the facts of a logical device; all but the name are the same."""
+    is_compiled = _is_compiled(settings)
     return host_facts(
         "cpu",
-        supported_ops(),
+        supported_ops(is_compiled=is_compiled),
         name=f"cpu:{index}",
         description=_description(settings),
         processor=HOST_PROCESSOR,
@@ -96,8 +97,9 @@ def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
         snapshots_uploads=settings.sync,
         imports_host_memory=True,
         reads_peers=True,
-        rounds_to_8_bits=settings.activations == "auto" and _is_compiled(settings),
-        fusions=supported_fusions(),
+        rounds_to_8_bits=settings.activations == "auto" and is_compiled,
+        fusions=FUSIONS,
+        reference_ops=reference_ops(is_compiled=is_compiled),
     )
 
 
@@ -108,14 +110,14 @@ def _is_compiled(settings: CpuSettings) -> bool:
 def _description(settings: CpuSettings) -> str:
     opened = library() if _is_compiled(settings) else None
     if opened is None:
-        return f"numpy on {os.cpu_count() or 1} x {platform.machine()}"
+        return f"reference arithmetic in numpy on {os.cpu_count() or 1} x {platform.machine()}"
     threads = settings.computing_threads
     plural = "" if threads == 1 else "s"
     return f"LLVM kernels for {opened.target.title}, {threads} thread{plural}"
 
 
 class CpuDevice(BaseDevice):
-    """Host memory, compiled kernels, numpy for the rest.
+    """Host memory, compiled kernels, the reference arithmetic for the rest.
 
     Args:
         index: Number of the logical device.
@@ -164,10 +166,11 @@ class CpuDevice(BaseDevice):
         try:
             steps = compile_steps(nodes, self.kernels_used)
             runner = self._runner(stream)
-            body = segment(steps, runner, is_quiet=self.settings.sync)
+            body = segment(steps, runner)
         except MemoryError as error:
             raise OutOfDeviceMemory("no memory for scratch", where=self.facts.name) from error
-        return BaseProgram(stream, body)
+        by_reference = frozenset(step.label for step in steps if step.by_reference)
+        return BaseProgram(stream, body, by_reference)
 
     def _runner(self, stream: Stream) -> Runner | None:
         """Return what runs tables on a stream."""

@@ -11,9 +11,9 @@ from ggsched.errors import UsageError
 from ggsched_cpu.threads import warn_of_crowd
 
 if TYPE_CHECKING:
-    from ggsched_cpu_kernels.library import Library
-    from ggsched_cpu_kernels.target import Target
-    from ggsched_cpu_kernels.team import Functions, Team
+    from ggsched_cpu.kernels.library import Library
+    from ggsched_cpu.kernels.target import Target
+    from ggsched_cpu.kernels.team import Functions, Team
 
 KernelChoice = Literal["auto", "numpy"]
 Activations = Literal["auto", "f32"]
@@ -60,9 +60,9 @@ def kernel_choice() -> KernelChoice:
 def library() -> "Library | None":
     """Return the kernels for this processor; None, with one warning, where there can be none."""
     try:
-        from ggsched_cpu_kernels.compiler import host_target
-        from ggsched_cpu_kernels.library import Library
-        from ggsched_cpu_kernels.object_cache import default_folder
+        from ggsched_cpu.kernels.compiler import host_target
+        from ggsched_cpu.kernels.library import Library
+        from ggsched_cpu.kernels.object_cache import default_folder
 
         target = host_target()
         if not target.is_supported:
@@ -71,8 +71,9 @@ def library() -> "Library | None":
         found.address("walk", "lead")
     except (ImportError, OSError, RuntimeError) as error:
         _LOG.warning(
-            "cpu: compiled kernels are not available (%s); numpy computes instead, which decodes "
-            "packed weights 5 to 20 times slower on one thread",
+            "cpu: compiled kernels are not available (%s); every node runs by the reference "
+            "arithmetic in numpy, which is exact and takes hundreds of times as long for packed "
+            "weights",
             error,
         )
         return None
@@ -82,7 +83,7 @@ def library() -> "Library | None":
 @cache
 def walk_functions() -> "Functions":
     """Return the functions that run tables."""
-    from ggsched_cpu_kernels.team import Functions
+    from ggsched_cpu.kernels.team import Functions
 
     opened = library()
     assert opened is not None
@@ -93,14 +94,14 @@ def walk_functions() -> "Functions":
 @cache
 def team(threads: int) -> "Team":
     """Return the team of this size, which all streams share; warn of one that is too large."""
-    from ggsched_cpu_kernels.team import Team
+    from ggsched_cpu.kernels.team import Team
 
     warn_of_crowd(threads)
     return Team(walk_functions(), threads)
 
 
 def kernels_for(threads: int, activations: Activations, choice: KernelChoice) -> Kernels | None:
-    """Return compiled kernels, or None if numpy is to compute."""
+    """Return compiled kernels, or None if the reference arithmetic is to compute."""
     opened = None if choice == "numpy" else library()
     return None if opened is None else Kernels(opened.address, opened.target, threads, activations)
 

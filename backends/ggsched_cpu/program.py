@@ -1,14 +1,13 @@
-"""Programs: calls of numpy and tables of compiled kernels, with every argument bound beforehand.
+"""Programs: tables of compiled kernels, and calls for nodes that have none.
 
-A loop over (function, arguments) costs no more than a bare call of the ufunc. Tasks that follow
-each other become one table, which one native call runs without the GIL, whatever its length.
+Tasks that follow each other become one table, which one native call runs without the GIL,
+whatever its length.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from math import inf
-from operator import length_hint
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -17,14 +16,16 @@ import numpy as np
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched.backend.timing import HostTaken
-from ggsched_cpu.kernels import emit_group, emitter_of
-from ggsched_cpu.kernels.rows import no_such_row
-from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node
+from ggsched.errors import UsageError
 
+# Modules of kernels take a tenth of a second to import, which devices that only report facts save.
 if TYPE_CHECKING:
-    from ggsched_cpu.compiled.tasks import Task
+    from ggsched_cpu.lowering.context import CpuLoweringContext, Node
+    from ggsched_cpu.lowering.tasks import Task
     from ggsched_cpu.native import Kernels
     from ggsched_cpu.runner import Runner
+
+Call = Callable[[], None]
 
 MAX_FOLLOWING: Final = 3
 """Nodes that may be computed with the one before them."""
@@ -35,15 +36,17 @@ _SLOT: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call of numpy or a task.
+    """A task, or a call that computes a node without a compiled kernel.
 
     Attributes:
         label: Of its node.
         work: What it does.
+        by_reference: Whether it is the reference arithmetic of the op.
     """
 
     label: str
     work: "Call | Task"
+    by_reference: bool = False
 
 
 class Stretch:
@@ -56,9 +59,9 @@ class Stretch:
     """
 
     def __init__(self, labels: Sequence[str], tasks: "Sequence[Task]", runner: "Runner") -> None:
-        from ggsched_cpu.compiled.barriers import flags_of
-        from ggsched_cpu_kernels.team import Table
-        from ggsched_cpu_kernels.walk import ENTRY_SLOTS
+        from ggsched_cpu.kernels.team import Table
+        from ggsched_cpu.kernels.walk import ENTRY_SLOTS
+        from ggsched_cpu.lowering.barriers import flags_of
 
         self.labels = labels
         self.failed = labels[0]
@@ -101,56 +104,51 @@ class Stretch:
 
 
 class Calls:
-    """Calls of numpy that follow each other.
+    """Calls that follow each other.
 
     Args:
         labels: For each call the label of its node.
-        calls: Functions and arguments.
+        calls: What to run.
     """
 
     def __init__(self, labels: Sequence[str], calls: Sequence[Call]) -> None:
         self.labels = labels
         self.calls = calls
-        self._at = 0
-        self._rest: Iterator[object] = iter(())
-
-    @property
-    def position(self) -> object:
-        """What is different as soon as the next call runs."""
-        return length_hint(self._rest)
-
-    @property
-    def begun(self) -> str:
-        """Label of the node whose call began last."""
-        return self.labels[max(0, len(self.calls) - length_hint(self._rest) - 1)]
+        self.position = 0
 
     @property
     def failed(self) -> str:
-        """Label of the node whose call raised."""
-        return self.labels[self._at]
+        """Label of the node whose call began last."""
+        return self.labels[self.position]
 
     def run(self) -> None:
         """Run every call."""
-        self._rest = rest = iter(self.calls)
-        try:
-            for function, arguments in rest:
-                function(*arguments)
-        except BaseException:
-            self._at = len(self.calls) - length_hint(rest) - 1
-            raise
+        for at, call in enumerate(self.calls):
+            self.position = at
+            call()
 
     def run_timed(self) -> tuple[Sequence[str], list[float]]:
         """Run every call; return labels of nodes, and when the first began and each ended."""
         marks = [perf_counter()]
-        self._rest = rest = iter(self.calls)
-        try:
-            for function, arguments in rest:
-                function(*arguments)
-                marks.append(perf_counter())
-        except BaseException:
-            self._at = len(marks) - 1
-            raise
+        for at, call in enumerate(self.calls):
+            self.position = at
+            call()
+            marks.append(perf_counter())
         return _by_node(self.labels, marks)
+
+
+def no_such_row(row: int, count: int) -> UsageError:
+    """Return the error for an id out of range.
+
+    Args:
+        row: The id, modulo 2**32.
+        count: Rows of the table.
+    """
+    return UsageError(
+        f"row {row if row < 1 << 31 else row - (1 << 32)} was requested",
+        why=f"there are {count} rows",
+        hint="look at what computes the ids",
+    )
 
 
 def _slots(count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
@@ -173,20 +171,15 @@ class Segment:
 
     Args:
         pieces: To run in order.
-        is_quiet: Whether numpy must be kept from warning: infinite masks and saturating
-            activations are expected, but a caller's thread may be set to raise.
 
     Attributes:
         seconds: What the last run took; at first infinite.
-        is_native: Whether numpy computes nothing of it.
     """
 
-    def __init__(self, pieces: "Sequence[Calls | Stretch]", *, is_quiet: bool) -> None:
+    def __init__(self, pieces: Sequence[Calls | Stretch]) -> None:
         self.pieces = pieces
         self.seconds = inf
         self._at = 0
-        self.is_native = not any(isinstance(piece, Calls) for piece in pieces)
-        self._is_quiet = is_quiet and not self.is_native
 
     @property
     def position(self) -> object:
@@ -198,34 +191,26 @@ class Segment:
         if not self.pieces:
             return None, ""
         piece = self.pieces[self._at]
-        return self.position, piece.begun if isinstance(piece, Calls) else piece.labels[0]
+        return self.position, piece.failed if isinstance(piece, Calls) else piece.labels[0]
 
     def run(self) -> None:
         """Run every piece."""
         began = perf_counter()
-        if self._is_quiet:
-            with np.errstate(all="ignore"):
-                self._run()
-        else:
-            self._run()
-        self.seconds = perf_counter() - began
-
-    def _run(self) -> None:
         for at, piece in enumerate(self.pieces):
             self._at = at
             piece.run()
+        self.seconds = perf_counter() - began
 
     def run_timed(self, taken: HostTaken) -> None:
         """Run every piece, and note when each node ran."""
         labels: list[str] = []
         marks: list[float] = [perf_counter()]
         try:
-            with np.errstate(all="ignore"):
-                for at, piece in enumerate(self.pieces):
-                    self._at = at
-                    nodes, ends = piece.run_timed()
-                    labels += nodes
-                    marks += ends[1:]
+            for at, piece in enumerate(self.pieces):
+                self._at = at
+                nodes, ends = piece.run_timed()
+                labels += nodes
+                marks += ends[1:]
         finally:
             taken.note(labels, marks)
 
@@ -234,23 +219,28 @@ class Segment:
         return self.pieces[self._at].failed
 
 
-def segment(steps: Sequence[Step], runner: "Runner | None", *, is_quiet: bool) -> Segment:
+def segment(steps: Sequence[Step], runner: "Runner | None") -> Segment:
     """Return the body of a program."""
+    from ggsched_cpu.lowering.tasks import Task
+
     pieces: list[Calls | Stretch] = []
-    for is_call, some in groupby(steps, key=lambda step: isinstance(step.work, tuple)):
+    for is_task, some in groupby(steps, key=lambda step: isinstance(step.work, Task)):
         run = list(some)
         labels = [step.label for step in run]
-        if is_call:
-            pieces.append(Calls(labels, [s.work for s in run if isinstance(s.work, tuple)]))
-        else:
+        if is_task:
             assert runner is not None
-            tasks = [s.work for s in run if not isinstance(s.work, tuple)]
+            tasks = [step.work for step in run if isinstance(step.work, Task)]
             pieces.append(Stretch(labels, tasks, runner))
-    return Segment(pieces, is_quiet=is_quiet)
+        else:
+            pieces.append(Calls(labels, [s.work for s in run if not isinstance(s.work, Task)]))
+    return Segment(pieces)
 
 
 def compile_steps(nodes: Sequence[BoundNode], kernels: "Kernels | None" = None) -> list[Step]:
     """Resolve nodes to tasks where there are kernels, else to calls."""
+    from ggsched_cpu.lowering import emit_fused, emit_group
+    from ggsched_cpu.lowering.context import CpuLoweringContext, Node
+
     site = CpuLoweringContext()
     steps: list[Step] = []
     groups = [[Node.bind(bound) for bound in some] for some in groups_of(nodes)]
@@ -259,54 +249,35 @@ def compile_steps(nodes: Sequence[BoundNode], kernels: "Kernels | None" = None) 
         group = groups[at]
         at += 1
         label = group[-1].bound.label
-        fused = _fused(group, site, kernels) if len(group) > 1 else None
-        if fused is None and len(group) == 1 and kernels is not None:
+        fused: Sequence[Task] | None = None
+        if kernels is not None and len(group) > 1:
+            fused = emit_group(group, site, kernels)
+        elif kernels is not None and group[0].out.size:
             following = _single(groups[at : at + MAX_FOLLOWING])
-            fused, taken = _fused_behind(group[0], following, site, kernels)
+            fused, taken = emit_fused(group[0], following, site, kernels) or (None, 0)
             group = [*group, *following[:taken]]
             at += taken
         if fused is not None:
             steps += [Step(label, work) for work in fused]
         for node in group:
             if fused is None and node.out.size:
-                steps += [Step(node.bound.label, work) for work in _works(node, site, kernels)]
+                steps += _steps(node, site, kernels)
             site.leave(node.bound)
     return steps
 
 
-def _single(groups: Sequence[Sequence[Node]]) -> list[Node]:
+def _single(groups: "Sequence[Sequence[Node]]") -> "list[Node]":
     """Return the nodes of groups that have one, up to the first that has more."""
     return [group[0] for group in takewhile(lambda group: len(group) == 1, groups)]
 
 
-def _fused_behind(
-    node: Node, following: Sequence[Node], site: CpuLoweringContext, kernels: "Kernels"
-) -> "tuple[Sequence[Call | Task] | None, int]":
-    """Return the work of a node and of some behind it that go with it, and how many these are."""
-    from ggsched_cpu import compiled
+def _steps(node: "Node", site: "CpuLoweringContext", kernels: "Kernels | None") -> list[Step]:
+    from ggsched_cpu.lowering import EMITTERS
 
-    found = compiled.emit_fused(node, following, site, kernels) if node.out.size else None
-    return (None, 0) if found is None else found
+    emit, label = EMITTERS.get(node.bound.op), node.bound.label
+    tasks = None if emit is None or kernels is None else emit(node, site, kernels)
+    if tasks is not None:
+        return [Step(label, task) for task in tasks]
+    from ggsched_cpu import reference
 
-
-def _fused(
-    group: Sequence[Node], site: CpuLoweringContext, kernels: "Kernels | None"
-) -> "Sequence[Call | Task] | None":
-    if kernels is None:
-        return emit_group(group, site)
-    from ggsched_cpu import compiled
-
-    return compiled.emit_group(group, site, kernels)
-
-
-def _works(
-    node: Node, site: CpuLoweringContext, kernels: "Kernels | None"
-) -> "Sequence[Call | Task]":
-    if kernels is not None:
-        from ggsched_cpu import compiled
-
-        emit = compiled.EMITTERS.get(node.bound.op)
-        tasks = None if emit is None else emit(node, site, kernels)
-        if tasks is not None:
-            return tasks
-    return emitter_of(node.bound.op)(node, site)
+    return [Step(label, reference.call_of(node), reference.is_reference(node.bound.op))]

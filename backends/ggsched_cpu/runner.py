@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ggsched_cpu.native import team, walk_functions
 
 if TYPE_CHECKING:
-    from ggsched_cpu_kernels.team import Fault, Slots, Table, Team
+    from ggsched_cpu.kernels.team import Fault, Slots, Table, Team
 
 
 class Runner:
@@ -18,7 +18,7 @@ class Runner:
     """
 
     def __init__(self, stream: object, threads: int) -> None:
-        from ggsched_cpu_kernels.team import Lone
+        from ggsched_cpu.kernels.team import Lone
 
         self._lone = Lone(walk_functions())
         self._team: Team | None = None

@@ -7,8 +7,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ggsched.backend.base import BaseStream
 from ggsched.backend.patience import wait_patiently
 from ggsched.backend.program_body import Command
@@ -31,7 +29,7 @@ Item = tuple[Command, Callable[[], None]] | None
 
 
 class WorkerStream(BaseStream):
-    """Truly asynchronous: numpy releases the GIL while it computes (STR-1..6).
+    """Truly asynchronous: kernels run without the GIL (STR-1..6).
 
     The worker starts with the first command. It knows the queue and the progress but not the
     stream, so that a stream which nobody closes ends its worker when it is collected.
@@ -74,11 +72,7 @@ class WorkerStream(BaseStream):
         """Run a command; what is interrupted and can be begun again is left to the worker."""
         progress = self.progress
         try:
-            if isinstance(command, str) or (isinstance(command, Segment) and command.is_native):
-                work()
-            else:
-                with np.errstate(all="ignore"):
-                    work()
+            work()
         except BaseException as error:
             is_interrupt = not isinstance(error, Exception)
             if is_interrupt and isinstance(command, str):
@@ -153,8 +147,6 @@ def _join(thread: threading.Thread, where: str, timeout_s: float) -> None:
 
 def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
     """Run commands until None comes; after a fault skip them (ERR-2)."""
-    # Infinite masks and saturating activations are expected. The setting belongs to this thread.
-    np.seterr(all="ignore")
     while (item := queue.get()) is not None:
         if progress.fault is None:
             command, work = item

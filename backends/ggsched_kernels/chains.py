@@ -1,6 +1,6 @@
 """Chains of ops on single elements, each of which replaces the result of the one before it.
 
-"Replaces" is seen from bytes, as in ``ggsched_cpu.compiled.windows``: the next node of the program
+"Replaces" is seen from bytes, as in ``ggsched_cpu.lowering.windows``: the next node of the program
 writes the very window that a node has written, so nobody else can read that, and it is as well
 never written. Such a chain is one kernel, made from the expressions of its ops, whose intermediate
 results stay in registers. No pattern is declared, and the plan is as before.

@@ -40,11 +40,20 @@ class MemoryDevice(Device, Protocol):
 
 
 class BaseProgram:
-    """Nodes with arrays bound beforehand (LCH-1..5)."""
+    """Nodes with arrays bound beforehand (LCH-1..5).
 
-    def __init__(self, stream: Stream, body: Body) -> None:
+    Args:
+        stream: Where it runs.
+        body: What it runs.
+        by_reference: Labels of the nodes that run by the reference arithmetic of their ops.
+    """
+
+    def __init__(
+        self, stream: Stream, body: Body, by_reference: frozenset[str] = frozenset()
+    ) -> None:
         self.stream = stream
         self.body: Body | None = body
+        self.by_reference = by_reference
 
     def close(self) -> None:
         """Release the arrays; legal twice. A launch that is enqueued still has them."""

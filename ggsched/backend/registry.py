@@ -91,8 +91,9 @@ class BackendStatus:
         data = asdict(self)
         for device in data["devices"]:
             if device["facts"]:
-                for name in ("ops", "fusions", "neighbours"):
-                    device["facts"][name] = sorted(device["facts"][name])
+                for name, value in device["facts"].items():
+                    if isinstance(value, frozenset):
+                        device["facts"][name] = sorted(value)
         return data
 
 

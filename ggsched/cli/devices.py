@@ -19,6 +19,9 @@ from ggsched.topology.caps import DeviceFacts
 _STYLE: Final = {"ready": "green", "blocked": "dim", "unavailable": "yellow"}
 _BAD: Final = "bold red"
 
+MAX_NAMED: Final = 4
+"""Ops by reference that are named; of more their number is reported."""
+
 
 @click.command()
 @json_option
@@ -91,4 +94,12 @@ def _facts(facts: DeviceFacts | None) -> tuple[str, str, str, str]:
     if facts is None:
         return "", "", "", ""
     streams = str(facts.max_streams) if facts.max_streams < 1000 else "many"
-    return facts.kind, nbytes_text(facts.memory_nbytes), streams, facts.description
+    return facts.kind, nbytes_text(facts.memory_nbytes), streams, facts.description + _slow(facts)
+
+
+def _slow(facts: DeviceFacts) -> str:
+    """Say for which ops a device has no kernel of its own."""
+    ops = sorted(facts.reference_ops)
+    if len(ops) > MAX_NAMED:
+        return f"; {len(ops)} ops by reference"
+    return f"; by reference: {', '.join(ops)}" if ops else ""

@@ -6,7 +6,7 @@ from textwrap import wrap
 from ggsched.plan.text import nbytes_text
 from ggsched.trace.advice import advise
 from ggsched.trace.setup import RunSetup
-from ggsched.trace.utilization import Account
+from ggsched.trace.utilization import BY_REFERENCE, Account
 
 WIDTH = 80
 
@@ -101,6 +101,11 @@ def _op_lines(made: Account) -> Iterator[str]:
     rest = made.ops[MAX_OPS:]
     if rest:
         yield f"and {len(rest)} more, {seconds_text(sum(op.seconds for op in rest))}"
+    slow = [op for op in made.ops if op.op.endswith(BY_REFERENCE)]
+    if slow:
+        taken = seconds_text(sum(op.seconds for op in slow))
+        nodes = sum(op.nodes for op in slow)
+        yield f"{nodes} nodes without a kernel ran by the reference arithmetic: {taken}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -202,6 +202,15 @@ class DeviceFacts:
             ("LCH-3",),
         ),
     ] = frozenset()
+    reference_ops: Annotated[
+        frozenset[str],
+        Capability(
+            "Supported ops without a kernel of the device, by name; nodes of them run by the "
+            "reference arithmetic of the op, exact and slow. `nd.*` for every op of the library "
+            "`nd` that `ops` does not name",
+            ("LCH-3",),
+        ),
+    ] = frozenset()
     fusions: Annotated[
         frozenset[str],
         Capability(
@@ -284,6 +293,16 @@ def offers(ops: frozenset[str], op: str, dtype: str) -> bool:
         return True
     library, dot, _ = op.partition(".")
     return bool(dot) and f"{library}.*" in ops
+
+
+def runs_by_reference(facts: DeviceFacts, op: str) -> bool:
+    """Whether a device has no kernel of its own for any node of an op that it supports."""
+    if op in facts.reference_ops:
+        return True
+    library, dot, _ = op.partition(".")
+    if not dot or f"{library}.*" not in facts.reference_ops:
+        return False
+    return all(key.partition(":")[0] != op for key in facts.ops)
 
 
 def op_key(op: str, dtype: str) -> str:

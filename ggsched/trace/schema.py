@@ -70,6 +70,8 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True, gc=False
         writes: Bytes that it writes, after it has read.
         is_copy: Whether it is a copy, which some streams do not keep in order with launches.
         is_partial: Whether it may leave some of the bytes that it writes as they were.
+        by_reference: Whether it is a node that the device has no kernel for and computes by the
+            reference arithmetic of the op.
         issued_s: When the host began to enqueue it, in seconds since the trace began.
         start_s: When it began, where that was measured.
         end_s: When it had ended.
@@ -82,6 +84,7 @@ class Work(msgspec.Struct, frozen=True, tag="work", omit_defaults=True, gc=False
     writes: tuple[Access, ...] = ()
     is_copy: bool = False
     is_partial: bool = False
+    by_reference: bool = False
     issued_s: float | None = None
     start_s: float | None = None
     end_s: float | None = None

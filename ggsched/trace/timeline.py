@@ -24,11 +24,13 @@ class NodeSpan(NamedTuple):
         label: Of the node.
         start_s: When it began.
         end_s: When it had ended.
+        by_reference: See ``Work``.
     """
 
     label: str
     start_s: float
     end_s: float
+    by_reference: bool = False
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -98,7 +98,7 @@ class _Spans:
         kind = self._kind(entry)
         src, dst = self._path(entry, kind)
         nodes = tuple(
-            NodeSpan(e.label, t.start_s, t.end_s)
+            NodeSpan(e.label, t.start_s, t.end_s, e.by_reference)
             for (_, e), t in zip(group, times, strict=True)
             if isinstance(e, Work)
         )

@@ -178,14 +178,15 @@ class TracedProgram:
     def __init__(self, inner: Program, nodes: Sequence[BoundNode], actor: int) -> None:
         self.inner = inner
         self._nodes, self._actor = tuple(nodes), actor
-        self._works = tuple(_work(n, actor) for n in nodes)
+        self._by_reference: frozenset[str] = getattr(inner, "by_reference", frozenset())
+        self._works = tuple(self._work(n) for n in nodes)
         self._takes_rows = any(o.chosen is not None for n in nodes for o in n.inputs)
         self._by: dict[int, tuple[Work, ...]] = {}
 
     def enqueued_by(self, thread: int) -> tuple[Work, ...]:
         """Return the work of one launch by a host thread."""
         if self._takes_rows:  # other ones each time
-            works = (_work(n, self._actor) for n in self._nodes)
+            works = (self._work(n) for n in self._nodes)
             return tuple(msgspec.structs.replace(work, by=thread) for work in works)
         if thread not in self._by:
             self._by[thread] = tuple(
@@ -196,6 +197,19 @@ class TracedProgram:
     def close(self) -> None:
         """Close the inner program."""
         self.inner.close()
+
+    def _work(self, node: BoundNode) -> Work:
+        """Return what a node does: it reads its operands and writes its result (LCH-1)."""
+        op = op_by_name(node.op)
+        reads = [o for i, o in enumerate(node.inputs) if i != op.through]
+        return Work(
+            self._actor,
+            node.label,
+            reads=tuple(a for o in reads for a in _read(o)),
+            writes=_bytes(node.output.buffer, node.output.offset, node.output.nbytes),
+            is_partial=op.partial or not _is_dense(node.output),
+            by_reference=node.label in self._by_reference,
+        )
 
 
 class TracedStream:
@@ -382,19 +396,6 @@ def _bare_node(node: BoundNode) -> BoundNode:
     inputs = tuple(replace(o, buffer=_inner(o.buffer)) for o in node.inputs)
     return replace(
         node, inputs=inputs, output=replace(node.output, buffer=_inner(node.output.buffer))
-    )
-
-
-def _work(node: BoundNode, actor: int) -> Work:
-    """Return what a node does: it reads its operands and writes its result (LCH-1)."""
-    op = op_by_name(node.op)
-    reads = [o for i, o in enumerate(node.inputs) if i != op.through]
-    return Work(
-        actor,
-        node.label,
-        reads=tuple(a for o in reads for a in _read(o)),
-        writes=_bytes(node.output.buffer, node.output.offset, node.output.nbytes),
-        is_partial=op.partial or not _is_dense(node.output),
     )
 
 

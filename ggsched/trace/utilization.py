@@ -29,6 +29,8 @@ from ggsched.trace.timeline import COPIES, Span, Timeline, extents
 MAX_VISITS: Final = 2
 """A stage of a pipeline is visited once by each micro-batch, or twice where the host is one too."""
 
+BY_REFERENCE: Final = ", by reference"
+
 CAUSES: Final[tuple[Cause, ...]] = ("copy", "peer", "host", "done")
 
 
@@ -106,7 +108,8 @@ class OpAccount(msgspec.Struct, frozen=True):
 
     Attributes:
         op: Name of the op, or the pattern of a fusion group, which counts as one node. One that
-            adds up or joins what devices have computed says so behind it.
+            adds up or joins what devices have computed says so behind it, and so do nodes that a
+            device without a kernel computed by the reference arithmetic (``BY_REFERENCE``).
         device: Name of the device.
         nodes: Nodes that ran, each run counted.
         seconds: Their time.
@@ -271,6 +274,7 @@ def _ops(timeline: Timeline, spans: Sequence[Span]) -> tuple[OpAccount, ...]:
         for node in span.nodes:
             number = node.label.split(" ", 1)[0]
             what, is_last = known.get(number) or (_named(op_of(node.label), [node.label]), True)
+            what += BY_REFERENCE if node.by_reference else ""
             seconds[what, device] += node.end_s - node.start_s
             counts[what, device] += is_last
     ranked = sorted(seconds, key=lambda key: (-seconds[key], key))

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ggsched.ir.builder import GraphBuilder
-from ggsched_cpu.compiled.barriers import flags_of
-from ggsched_cpu.compiled.tasks import Task, extent
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_cpu.kernels.walk import COUNTER_SHIFT, COUNTERS, NO_BARRIER, SERIAL
+from ggsched_cpu.lowering.barriers import flags_of
+from ggsched_cpu.lowering.tasks import Task, extent
 from ggsched_cpu.native import library
-from ggsched_cpu_kernels.walk import COUNTER_SHIFT, COUNTERS, NO_BARRIER, SERIAL
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame
 
@@ -75,10 +75,10 @@ def test_extent(view):
 @pytest.mark.parametrize("m", [1, 4, 40])
 def test_products_beside_and_behind_each_other(monkeypatch, threads, m):
     """Six weights of one row, and products of their results, cut into as many parts as can be."""
-    monkeypatch.setattr("ggsched_cpu.compiled.tasks.PART_NBYTES", 64)
-    monkeypatch.setattr("ggsched_cpu.compiled.tasks.SHARED_NBYTES", 64)
-    monkeypatch.setattr("ggsched_cpu.compiled.tasks.SERIAL_NBYTES", 0)
-    monkeypatch.setattr("ggsched_cpu.compiled.products.SERIAL_NBYTES", 0)
+    monkeypatch.setattr("ggsched_cpu.lowering.tasks.PART_NBYTES", 64)
+    monkeypatch.setattr("ggsched_cpu.lowering.tasks.SHARED_NBYTES", 64)
+    monkeypatch.setattr("ggsched_cpu.lowering.tasks.SERIAL_NBYTES", 0)
+    monkeypatch.setattr("ggsched_cpu.lowering.products.SERIAL_NBYTES", 0)
     g = GraphBuilder()
     x, v = g.input("x", (m, 64)), g.weight("v", (64, 64))
     beside = [g.mul_mat(g.weight(f"w{i}", (64, 64)), x) for i in range(6)]

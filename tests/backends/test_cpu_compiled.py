@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, Q4_K, QUANTIZED_DTYPES
+from ggsched.ir.ops import OPS
 from ggsched.testing.conformance import RULES, Harness, run_conformance
 from ggsched.testing.eager import bound_nodes, run_direct
 from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_cpu import native
+from ggsched_cpu import native, supported
 from ggsched_cpu.device import CpuDevice, CpuSettings
-from ggsched_cpu.kernels import EMITTERS as NUMPY_EMITTERS
+from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.program import Calls, Stretch, compile_steps, segment
 from ggsched_cpu.threads import _quota, default_threads, threads_setting, warn_of_crowd
-from ggsched_cpu_kernels.target import Target
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
 
@@ -39,17 +39,16 @@ def device(**settings):
 TEAM = device(threads=3)
 LONE = device(threads=1)
 ROUNDED = device(threads=2, activations="auto")
-NUMPY = device(kernels="numpy")
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no compiled kernels here")
 
 
 def split_everything(monkeypatch):
     """Cut even the smallest tasks into parts, so that the team has something to do."""
-    monkeypatch.setattr("ggsched_cpu.compiled.tasks.PART_NBYTES", 64)
-    monkeypatch.setattr("ggsched_cpu.compiled.tasks.SHARED_NBYTES", 64)
-    monkeypatch.setattr("ggsched_cpu.compiled.tasks.SERIAL_NBYTES", 0)
-    monkeypatch.setattr("ggsched_cpu.compiled.products.SERIAL_NBYTES", 0)
+    monkeypatch.setattr("ggsched_cpu.lowering.tasks.PART_NBYTES", 64)
+    monkeypatch.setattr("ggsched_cpu.lowering.tasks.SHARED_NBYTES", 64)
+    monkeypatch.setattr("ggsched_cpu.lowering.tasks.SERIAL_NBYTES", 0)
+    monkeypatch.setattr("ggsched_cpu.lowering.products.SERIAL_NBYTES", 0)
 
 
 # --- against the oracle ---------------------------------------------------------------------
@@ -293,19 +292,19 @@ def test_a_decoder_is_one_native_call(tokens):
     graph = decoder(tokens)
     buffers = {t.id: LONE.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
     steps = compile_steps(bound_nodes(graph, buffers), LONE.kernels_used)
-    assert not any(isinstance(step.work, tuple) for step in steps)
-    body = segment(steps, LONE._runner(LONE.create_stream()), is_quiet=True)
+    assert not any(step.by_reference for step in steps)
+    body = segment(steps, LONE._runner(LONE.create_stream()))
     assert [type(piece) for piece in body.pieces] == [Stretch]
     against_oracle.check(TEAM, graph, tame(graph, **RULES_OF_DECODER))
 
 
-def test_what_has_no_kernel_is_left_to_numpy():
+def test_what_has_no_kernel_is_a_call_between_tables():
     g = GraphBuilder()
     x = g.input("x", (3, 40))
     graph = g.build(g.get_rows(g.add(x, x), g.view(g.argsort(x), (2,), (4,))))
     buffers = {t.id: LONE.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
     steps = compile_steps(bound_nodes(graph, buffers), LONE.kernels_used)
-    body = segment(steps, LONE._runner(LONE.create_stream()), is_quiet=True)
+    body = segment(steps, LONE._runner(LONE.create_stream()))
     assert {type(piece) for piece in body.pieces} == {Stretch, Calls}
 
 
@@ -512,18 +511,18 @@ def test_more_threads_than_processors_are_told(monkeypatch, caplog, threads, quo
 
 def test_a_processor_without_kernels(monkeypatch, caplog):
     old = Target("x86_64-unknown-linux-gnu", "nehalem", "+sse4.2")
-    monkeypatch.setattr("ggsched_cpu_kernels.compiler.host_target", lambda: old)
+    monkeypatch.setattr("ggsched_cpu.kernels.compiler.host_target", lambda: old)
     assert native.library.__wrapped__() is None
     (record,) = caplog.records
     assert "there are no kernels for nehalem" in record.message
-    assert "numpy computes instead" in record.message
+    assert "by the reference arithmetic" in record.message
 
 
-def test_numpy_when_asked(monkeypatch):
+def test_the_reference_arithmetic_when_asked(monkeypatch):
     monkeypatch.setenv("GGSCHED_CPU_KERNELS", "numpy")
     made = CpuDevice(0, CpuSettings.from_environment())
     assert made.kernels_used is None
-    assert made.facts.description.startswith("numpy on")
+    assert made.facts.description.startswith("reference arithmetic in numpy on")
     assert not made.facts.rounds_to_8_bits
     monkeypatch.setenv("GGSCHED_CPU_KERNELS", "fast")
     with pytest.raises(UsageError, match="GGSCHED_CPU_KERNELS"):
@@ -536,14 +535,15 @@ sys.modules["llvmlite"] = None
 logging.basicConfig(format="%(message)s")
 from ggsched_cpu.device import CpuDevice, CpuSettings
 for i in range(2):
-    assert CpuDevice(i, CpuSettings(activations="auto")).facts.description.startswith("numpy on")
+    made = CpuDevice(i, CpuSettings(activations="auto"))
+    assert made.facts.description.startswith("reference arithmetic in numpy on")
 """
 
 
 def test_without_llvmlite():
-    """One warning that says what is lost, and numpy."""
+    """One warning that says what is lost, and the reference arithmetic."""
     said = python(WITHOUT)
-    assert said.count("numpy computes instead") == 1
+    assert said.count("by the reference arithmetic") == 1
     assert "llvmlite" in said
 
 
@@ -565,17 +565,17 @@ def test_rule(rule, kind):
     run_conformance(harness(**settings[kind]), rules=rule).raise_if_findings()
 
 
-def test_ops_without_kernels():
-    """What models need is compiled: numpy between native calls costs more than it computes."""
-    from ggsched_cpu.compiled import EMITTERS
+def test_declared_kernels_are_those_that_there_are():
+    """Devices declare ops without a kernel from tables, which do not load the kernels."""
+    from ggsched_cpu.lowering import EMITTERS
 
-    left = set(NUMPY_EMITTERS) - set(EMITTERS)
-    assert left == {"argsort", "concat", "repeat"}
+    assert set(OPS) - set(EMITTERS) == supported.BUILT_IN_WITHOUT_KERNEL
+    assert set(EMITTERS) - set(OPS) == set(supported.LIBRARY_WITH_KERNEL)
 
 
 def test_types_with_kernels():
     """Every type of weights that a graph can have is compiled."""
-    from ggsched_cpu_kernels.elements import COMPILED
+    from ggsched_cpu.kernels.elements import COMPILED
 
     left = {t.name for t in FLOAT_DTYPES if t not in COMPILED}
     assert not left

@@ -9,17 +9,17 @@ import pytest
 
 llvm = pytest.importorskip("llvmlite.binding")
 
-from ggsched_cpu_kernels import object_cache  # noqa: E402
-from ggsched_cpu_kernels.compiler import (  # noqa: E402
+from ggsched_cpu.kernels import object_cache  # noqa: E402
+from ggsched_cpu.kernels.compiler import (  # noqa: E402
     LLVM_VERSION,
     assembly,
     host_target,
     object_code,
 )
-from ggsched_cpu_kernels.emit import Builder, module_text  # noqa: E402
-from ggsched_cpu_kernels.families import FAMILIES  # noqa: E402
-from ggsched_cpu_kernels.library import Library  # noqa: E402
-from ggsched_cpu_kernels.target import AARCH64, AVX2, AVX512, Target  # noqa: E402
+from ggsched_cpu.kernels.emit import Builder, module_text  # noqa: E402
+from ggsched_cpu.kernels.families import FAMILIES  # noqa: E402
+from ggsched_cpu.kernels.library import Library  # noqa: E402
+from ggsched_cpu.kernels.target import AARCH64, AVX2, AVX512, Target  # noqa: E402
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "aarch64": AARCH64}
 AVX512_VBMI = Target(AVX512.triple, AVX512.cpu, f"{AVX512.features},+avx512vbmi")
@@ -143,7 +143,7 @@ def test_code_is_compiled_once(tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr("ggsched_cpu_kernels.library.object_code", refuse)
+    monkeypatch.setattr("ggsched_cpu.kernels.library.object_code", refuse)
     assert Library(target, tmp_path).address("walk", "lead")
 
 

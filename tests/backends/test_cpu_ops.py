@@ -14,9 +14,7 @@ from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, random_blocks, values_for
 from ggsched.testing.oracle.dequant import dequantize
 from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched_cpu import dequant
-from ggsched_cpu.kernels import EMITTERS, copy, gemm, matmul, sorting, supported_ops
-from ggsched_cpu.kernels import attention as kernels_attention
+from ggsched_cpu.supported import supported_ops
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
 from tests.backends.device_settings import cpu_device
@@ -50,29 +48,16 @@ def test_each_op(op, data, seed):
 
 
 def test_every_op_is_supported():
-    assert set(EMITTERS) == set(OPS)
-    names = {key.partition(":")[0] for key in supported_ops()}
+    names = {key.partition(":")[0] for key in supported_ops(is_compiled=False)}
     assert names == set(OPS) | {"nd.*"}  # and the library of array ops, as a whole
 
 
 # --- products -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 7, 8, 16, 17, 33, 50, 95, 96, 130])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 64), (257, 31), (300, 96), (1030, 33)])
-def test_tiles(m, n, k):
-    rng = np.random.default_rng(m * n)
-    w, x = rng.uniform(-1, 1, (n, k)), rng.uniform(-1, 1, (m, k))
-    out = np.full((m, n), np.nan, np.float32)
-    gemm.multiply(w.astype(np.float32), x.astype(np.float32), out)
-    np.testing.assert_allclose(out, x @ w.T, atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
 @pytest.mark.parametrize("m", [1, 3, 20])
-def test_mul_mat_in_pieces(monkeypatch, dtype, m):
-    monkeypatch.setattr(matmul, "CACHED_NBYTES", 1000)
-    monkeypatch.setattr(matmul, "SCRATCH_NBYTES", 3000)
+def test_mul_mat_of_two_matrices(dtype, m):
     g = GraphBuilder()
     k = whole(64, dtype)
     w, x = g.weight("w", (2, 45, k), dtype), g.input("x", (4, m, k))
@@ -90,8 +75,7 @@ def test_mul_mat_id(dtype, tokens, rows):
 @pytest.mark.parametrize("kv", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_attention(monkeypatch, kv, heads, groups, tokens):
-    monkeypatch.setattr(gemm, "_UNCACHED_NBYTES", 0)
+def test_attention(kv, heads, groups, tokens):
     graph = decoder_products(kv, heads, groups, tokens)
     check(graph, tame(graph, mask=LeafRule("mask")))
 
@@ -107,13 +91,9 @@ ATTENTION = [
 ]
 
 
-@pytest.mark.parametrize("is_blocked", [False, True])
 @pytest.mark.parametrize("kv", [F32, F16, BF16], ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=str)
-def test_attention_op(monkeypatch, case, kv, is_blocked):
-    if is_blocked:
-        for name, value in (("FEW_NBYTES", 0), ("ROWS", 32), ("TOKENS", 4)):
-            monkeypatch.setattr(kernels_attention, name, value)
+def test_attention_op(case, kv):
     graph = attention_graph(case, kv)
     rules = {"mask": LeafRule("mask"), "bounds": LeafRule("bounds", bound=case[5])}
     check(graph, tame(graph, **rules))
@@ -130,21 +110,6 @@ def test_attention_to_nothing_gives_zeros(kv):
     values["bounds"] = np.array([[3, 3], [6, 9]], np.int32)
     assert not any(out.any() for out in run_oracle(graph, values).values())
     check(graph, values)
-
-
-def test_one_call_for_plain_arithmetic(monkeypatch):
-    from ggsched.testing.eager import bound_nodes
-    from ggsched_cpu.program import compile_steps
-
-    device, g = DEVICES["sync"], GraphBuilder()
-    x, y = g.input("x", (1, 16)), g.input("y", (16,))
-    graph = g.build(g.div(g.sub(g.mul(g.add(x, y), x), y), x))
-    buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-    steps = compile_steps(bound_nodes(graph, buffers))
-    calls, labels = [s.work for s in steps], [s.label for s in steps]
-    assert [f for f, _ in calls] == [np.add, np.multiply, np.subtract, np.divide]
-    assert all(a.shape == (16,) for _, args in calls for a in args)
-    assert labels == ["n0 add", "n1 mul", "n2 sub", "n3 div"]
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -197,7 +162,7 @@ def test_rotations_share_angles_until_positions_change():
 # --- sorting, moving, types -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [5, sorting._SELECT_FROM, 3000])
+@pytest.mark.parametrize("n", [5, 1024, 3000])
 @pytest.mark.parametrize("k", [1, 4])
 def test_top_k_of_equal_numbers(n, k):
     g = GraphBuilder()
@@ -218,19 +183,13 @@ def test_the_largest_of_long_rows(odd):
     check(g.build(g.top_k(g.input("x", x.shape), 1)), {"x": x})
 
 
-def test_top_k_survives_what_is_no_number():
-    x = np.full(sorting._SELECT_FROM, np.nan, np.float32)
-    assert sorting._select_row(x, 4).shape == (4,)
-
-
 CONVERSIONS = [(dtype, to) for dtype in FLOAT_DTYPES for to in (F32, F16)]
 CONVERSIONS += [(I32, I32), (BF16, BF16)]
 
 
 @pytest.mark.parametrize("op", ["cpy", "cont"])
 @pytest.mark.parametrize(("dtype", "to"), CONVERSIONS, ids=str)
-def test_conversions(monkeypatch, dtype, to, op):
-    monkeypatch.setattr(copy, "_ROWS_NBYTES", 300)
+def test_conversions(dtype, to, op):
     g = GraphBuilder()
     n = whole(32, dtype)
     x = g.input("x", (3, 5, n), dtype)
@@ -240,16 +199,22 @@ def test_conversions(monkeypatch, dtype, to, op):
     check(graph, tame(graph, x=LeafRule(bound=100)), atol=1e-3)
 
 
+def converted(x, dtype, shape):
+    """Return elements of a type as the device converts them to f32."""
+    g = GraphBuilder()
+    graph = g.build(g.cont(g.input("x", shape, dtype), F32))
+    (found,) = run_direct(DEVICES["sync"], graph, {"x": x}).values()
+    return found
+
+
 def test_half_precision_is_exact():
-    bits = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1)
-    every = bits.view(np.float16)
-    finite = np.where(np.isfinite(every), every, np.float16(1))
-    for halves in (every, finite):
-        out = np.empty(halves.shape, np.float32)
-        dequant.decoder(F16)(halves, out)
-        np.testing.assert_array_equal(out, halves.astype(np.float32))
-        ours, numpys = out.view(np.uint32), halves.astype(np.float32).view(np.uint32)
-        np.testing.assert_array_equal(ours[~np.isnan(out)], numpys[~np.isnan(out)])
+    halves = np.arange(1 << 16, dtype=np.uint16).reshape(64, -1).view(np.float16)
+    found, wanted = converted(halves, F16, halves.shape), halves.astype(np.float32)
+    np.testing.assert_array_equal(found, wanted)
+    numbers = ~np.isnan(wanted)
+    np.testing.assert_array_equal(
+        found.view(np.uint32)[numbers], wanted.view(np.uint32)[numbers]
+    )  # the sign of zeros, too
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
@@ -260,8 +225,4 @@ def test_dequantisation(dtype):
     if dtype is MXFP4:
         raw = random_blocks(dtype, (7, 96), 1.0, rng)
         raw[:, 0] = [0, 1, 2, 127, 253, 254, 255]
-    kind = {F32: np.float32, F16: np.float16, BF16: np.uint16}.get(dtype, np.uint8)
-    out = np.empty((7, n), np.float32)
-    with np.errstate(all="ignore"):
-        dequant.decoder(dtype)(raw.view(kind), out)
-    np.testing.assert_array_equal(out, dequantize(raw, dtype, (7, n)))
+    np.testing.assert_array_equal(converted(raw, dtype, (7, n)), dequantize(raw, dtype, (7, n)))

@@ -10,16 +10,16 @@ pytest.importorskip("llvmlite.binding")
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0, QUANTIZED_DTYPES
 from ggsched.testing.generators.values import random_blocks
+from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cpu import native
-from ggsched_cpu.dequant import decoder
 from ggsched_cpu.device import CpuDevice, CpuSettings
-from ggsched_cpu_kernels import gemv, packed_rows, rows_together
-from ggsched_cpu_kernels.compiler import Linker, host_target, object_code
-from ggsched_cpu_kernels.elements import coding
-from ggsched_cpu_kernels.emit import module_text
-from ggsched_cpu_kernels.int_dot import correction_factor, rounded_nbytes
-from ggsched_cpu_kernels.library import Library
-from ggsched_cpu_kernels.target import AVX2, AVX512, Target
+from ggsched_cpu.kernels import gemv, packed_rows, rows_together
+from ggsched_cpu.kernels.compiler import Linker, host_target, object_code
+from ggsched_cpu.kernels.elements import coding
+from ggsched_cpu.kernels.emit import module_text
+from ggsched_cpu.kernels.int_dot import correction_factor, rounded_nbytes
+from ggsched_cpu.kernels.library import Library
+from ggsched_cpu.kernels.target import AVX2, AVX512, Target
 from tests.backends import against_oracle
 
 AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")
@@ -81,9 +81,7 @@ def test_products_of_packed_weights(name, dtype):
         k = dtype.block * blocks
         w = np.ascontiguousarray(random_blocks(dtype, (ROWS, k), 0.5, rng)).reshape(ROWS, -1)
         x = rng.standard_normal(k).astype(np.float32)
-        decoded = np.zeros((ROWS, k), np.float32)
-        decoder(dtype)(w, decoded)
-        wide = decoded.astype(np.float64)
+        wide = dequantize(w, dtype, (ROWS, k)).astype(np.float64)
         wanted, size = wide @ x, np.abs(wide) @ np.abs(x)
         exact = product(target, dtype, w, x, "f32")
         np.testing.assert_array_less(np.abs(exact - wanted), 1e-6 * size)

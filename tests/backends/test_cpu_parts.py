@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched_cpu.compiled.products import vectors_task
-from ggsched_cpu.compiled.tasks import (
+from ggsched_cpu.lowering.products import vectors_task
+from ggsched_cpu.lowering.tasks import (
     PART_NBYTES,
     PARTS_PER_THREAD,
     SERIAL_NBYTES,

@@ -175,12 +175,3 @@ def test_results_with_gaps(into, dtype):
     graph = g.build(out, cache)
     rules = {"rows": LeafRule("ids", bound=6, distinct=True)}
     check(graph, values_for(DrawnGraph(graph, rules), 0), runs=2, atol=1e-3)
-
-
-def test_one_id_that_is_not_aligned():
-    """Arenas of a device that aligns to one byte put ids anywhere."""
-    from ggsched_cpu.kernels.rows import only_id
-
-    memory = np.zeros(9, np.uint8)
-    memory[1:5] = np.array([7], np.uint32).view(np.uint8)
-    assert only_id(np.ndarray((1,), np.uint32, memory.data, 1))[0] == 7

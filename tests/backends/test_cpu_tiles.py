@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ggsched import GraphBuilder
 from ggsched_cpu import native
-from ggsched_cpu.compiled.tasks import Task
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_cpu.lowering.tasks import Task
 from ggsched_cpu.program import compile_steps
 from tests.backends import against_oracle
 from tests.backends.test_cpu_moves import values_of
@@ -176,7 +176,7 @@ def test_panels_of_few_tokens_are_laid_out_by_all_threads():
     assert not serial
 
 
-def test_what_overlaps_is_left_to_numpy():
+def test_what_overlaps_has_no_kernel():
     g = GraphBuilder()
     params = {"strides": (2,), "dilations": (1,), "pads": (0, 0), "more": (0,), "group": 1,
               "bias": False}  # fmt: skip

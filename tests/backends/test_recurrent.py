@@ -17,7 +17,7 @@ TOKENS, SLOTS = 75, 3
 CPUS = {
     "cpu": CpuSettings(threads=1),
     "cpu, several threads": CpuSettings(threads=3),
-    "cpu by numpy": CpuSettings(kernels="numpy"),
+    "cpu by reference": CpuSettings(kernels="numpy"),
 }
 
 

@@ -14,7 +14,7 @@ from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS
 from ggsched.oplib import library
 from ggsched.oplib.declare import TYPES
 from ggsched.testing.sim.config import SIM_CAPABILITIES
-from ggsched_cpu import kernels as cpu
+from ggsched_cpu import supported as cpu
 from ggsched_cuda_kernels.kernel_selection import fusions_of
 from ggsched_kernels import CPU, GPU, supported_fusions, supported_ops, warp_profile
 
@@ -25,14 +25,14 @@ SETS = {
     "ints": [t.name for t in ARRAY_DTYPES if t.kind in ("int", "uint")],
 }
 KEYS: Mapping[str, Collection[str]] = {
-    "cpu": cpu.supported_ops(),
+    "cpu": cpu.supported_ops(is_compiled=True),
     "opencl": supported_ops("opencl", has_f64=True),
     "cuda": supported_ops("cuda", has_f64=True),
     "sim": SIM_CAPABILITIES["ops"],
 }
 _HOPPER = warp_profile(132, 227 << 10, has_tma=True)
 GROUPS: Mapping[str, Collection[str]] = {
-    "cpu": cpu.supported_fusions(),
+    "cpu": cpu.FUSIONS,
     "opencl": supported_fusions(CPU) | supported_fusions(GPU),
     "cuda": fusions_of(_HOPPER),
     "sim": SIM_CAPABILITIES["fusions"],

@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32, Q4_K, QUANTIZED_DTYPES, dtype_by_name
+from ggsched.ir.dtype import F32, Q4_K, QUANTIZED_DTYPES
 from ggsched.ir.layouts import LAYOUTS
-from ggsched.testing.generators.values import random_blocks
 from ggsched.testing.oracle.dequant import decode_layout, encoder_of, quantize
-from ggsched_cpu.dequant import decoder
-from ggsched_cpu.quant_gemv import vector_product
 
 ENCODED = [t for t in QUANTIZED_DTYPES if encoder_of(t)]
 SEEDS = st.integers(0, 2**32 - 1)
@@ -55,18 +52,6 @@ def test_any_bytes_mean_what_they_mean_to_the_gguf_package(name, seed):
     np.testing.assert_array_equal(ours.reshape(3, -1), theirs(name, raw))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@given(seed=SEEDS)
-def test_the_cpu_decodes_them_the_same(name, seed):
-    layout = LAYOUTS[name]
-    raw = random_bytes(layout, seed)
-    out = np.empty((3, 2 * layout.elements), np.float32)
-    decode = decoder(dtype_by_name(name))
-    with np.errstate(all="ignore"):
-        decode(raw, out)
-    np.testing.assert_array_equal(out, theirs(name, raw))
-
-
 @pytest.mark.parametrize("dtype", ENCODED, ids=str)
 @given(seed=SEEDS, zero=st.booleans(), power=st.integers(-9, 9))
 def test_floats_become_the_bytes_of_the_gguf_package(dtype, seed, zero, power):
@@ -76,23 +61,6 @@ def test_floats_become_the_bytes_of_the_gguf_package(dtype, seed, zero, power):
     np.testing.assert_array_equal(
         quantize(rows, dtype), gguf_quants.quantize(rows, gguf_type(dtype.name))
     )
-
-
-@pytest.mark.parametrize("dtype", QUANTIZED_DTYPES, ids=str)
-@given(seed=SEEDS)
-def test_products_with_a_vector_are_those_of_what_is_decoded(dtype, seed):
-    rng = np.random.default_rng(seed)
-    n = 3 * dtype.block
-    packed = random_blocks(dtype, (5, n), 1.0, rng)
-    w, x = np.empty((5, n), np.float32), rng.standard_normal(n).astype(np.float32)
-    decoder(dtype)(packed, w)
-    out = np.empty(5, np.float32)
-    product = vector_product(dtype)
-    if product is None:
-        assert dtype.layout.sub_scales is not None
-        return
-    product(packed, x, out)
-    np.testing.assert_allclose(out, w @ x, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [F32, Q4_K], ids=str)

@@ -1,298 +1,275 @@
-"""Attention without a table of its shares: few rows of queries at once, the rest block by block.
+"""Attention of queries to rows of a cache, without a table of logits.
 
-A table of all logits has tokens x rows x heads numbers. Where that is little, as in decoding, it is
-scratch memory of one node, and the calls are those of two products and a softmax. Elsewhere blocks
-of rows meet blocks of tokens: each row of queries keeps its largest logit and its sum so far, and
-what it has added up shrinks whenever a larger logit comes.
+A part is some queries of one head of keys: all heads of queries that read it, for some tokens. Rows
+of keys come in blocks; each query keeps its largest logit and its sum so far, and what it has added
+up shrinks whenever a larger logit comes (Milakov and Gimelshein, arXiv 1805.02867).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
-import numpy as np
+from ggsched.ir.dtype import DType
+from ggsched_cpu.kernels.elements import load_f32, load_real
+from ggsched_cpu.kernels.emit import Builder, Value, f32, i64, vector_of
+from ggsched_cpu.kernels.target import Target
+from ggsched_cpu.kernels.vectors import exp, tanh
 
-from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import F32
-from ggsched_cpu.dequant import Decoder, decoder
-from ggsched_cpu.kernels.gemm import product
-from ggsched_cpu.lowering_context import Call, CpuLoweringContext, Node, constant, larger
+SLOTS: Final = (
+    "k", "v", "q", "out", "mask", "sinks", "bounds",
+    "rows", "tokens", "share", "width", "value_width", "part_tokens", "token_parts",
+    "k_row", "k_head", "v_row", "v_head", "q_token", "q_head", "out_token", "out_head",
+    "mask_head", "mask_token", "mask_row", "sink", "scale", "cap",
+)  # fmt: skip
+"""Arguments; strides are in bytes. Pointers to mask, sinks and bounds may be 0, and so may the cap.
+Bounds are pairs of adjacent i32."""
 
-FEW_NBYTES: Final = 1 << 20
-"""Logits that are computed at once."""
+BLOCK: Final = 128
+"""Rows of keys at a time; their logits are in scratch memory."""
 
-ROWS: Final = 512
-"""Rows of keys of a block, at least."""
-
-TOKENS: Final = 128
-"""Rows of queries of a head in a block."""
-
-LOWEST: Final = float(np.finfo(np.float32).min)
+LOWEST: Final = -3.4028234663852886e38
 """Where maxima begin: exp(-inf - LOWEST) is 0, where exp(-inf + inf) would be NaN."""
-
-HIDDEN: Final = np.float32(-np.inf)
-SEEN: Final = np.float32(0.0)
 
 LEAST: Final = 1e-30
 """Where sums end that have seen nothing; others are at least 1, by their largest logit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The operands, as each head of keys meets its heads of queries.
+def slot(name: str) -> int:
+    """Return the number of an argument."""
+    return SLOTS.index(name)
 
-    Axes: G heads of keys, B of queries for each, R rows of queries, N rows of keys. One token's
-    heads are rows of one matrix, so that a product is one matrix with another.
 
-    Attributes:
-        k: (G, N, D), as stored.
-        v: (G, N, E), as stored.
-        q: (G, B, R, D).
-        out: (G, B, R, E).
-        mask: (G, B, R, N) or None.
-        sinks: (G, B, R) or None.
-        bounds: (R, 2) or None.
-        scale: Factor of the products.
-        cap: Limit of the logits, 0 for none.
+class Elements:
+    """Elements of rows of keys or values, as f32.
+
+    Args:
+        b: Writes the kernel.
+        dtype: A plain type, or one whose blocks are a scale and signed bytes; a vector of elements
+            begins at a multiple of its length, so it lies in one block.
     """
 
-    k: Array
-    v: Array
-    q: Array
-    out: Array
-    mask: Array | None
-    sinks: Array | None
-    bounds: Array | None
-    scale: float
-    cap: float
+    def __init__(self, b: Builder, dtype: DType) -> None:
+        self.b, self.dtype = b, dtype
 
-    @classmethod
-    def of(cls, node: Node) -> "Heads":
-        """Make the views."""
-        k, v, q, *rest = node.inputs
-        (rows, groups, _), (tokens, heads, _) = k.shape, q.shape
-        share = heads // groups
+    def place(self, column: Value) -> tuple[Value, Value | None]:
+        """Return the bytes to an element, and to its block, from the beginning of a row."""
+        b, dtype, layout = self.b, self.dtype, self.dtype.layout
+        if layout is None:
+            return b.mul(column, dtype.block_nbytes), None
+        block = b.mul(b.udiv(column, dtype.block), dtype.block_nbytes)
+        inside = b.add(b.urem(column, dtype.block), layout.codes.parts[0].at)
+        return b.add(block, inside), block
 
-        def cut(a: Array) -> Array:
-            """Return (T, H, ..) as (G, B, R, ..)."""
-            a = a.reshape(tokens, groups, share, *a.shape[2:])
-            if tokens == 1:
-                return a.transpose(1, 0, 2, *range(3, a.ndim))
-            return a.transpose(1, 2, 0, *range(3, a.ndim))
-
-        mask = sinks = bounds = None
-        if node.param("mask"):
-            wide = np.broadcast_to(rest.pop(0), (heads, tokens, rows))
-            mask = cut(wide.transpose(1, 0, 2))
-        if node.param("sinks"):
-            sinks = cut(np.broadcast_to(rest.pop(0), (tokens, heads)))
-        if node.param("bounds"):
-            bounds = rest.pop(0)
-            bounds = np.broadcast_to(bounds, (share, 2)) if tokens == 1 else bounds
-        return cls(
-            k.transpose(1, 0, 2), v.transpose(1, 0, 2), cut(q), cut(node.out),
-            mask, sinks, bounds, node.number("scale"), node.number("soft_cap"),
-        )  # fmt: skip
+    def load(self, row: Value, place: tuple[Value, Value | None], width: int) -> Value:
+        """Read elements from a place on."""
+        b, layout, (at, block) = self.b, self.dtype.layout, place
+        if layout is None or block is None:
+            return load_f32(b, self.dtype, b.offset(row, at), width)
+        codes = b.load(vector_of(width, "i8"), b.offset(row, at))
+        scale = load_real(b, b.offset(row, block), layout.scale)
+        return b.fmul(
+            b.cast("sitofp", b.cast("sext", codes, "i32"), "float"), b.splat(scale, width)
+        )
 
 
-def _attention(node: Node, site: CpuLoweringContext) -> list[Call]:
-    a = Heads.of(node)
-    groups, heads, rows, _ = a.q.shape
-    nbytes = F32.block_nbytes * groups * heads * rows * a.k.shape[1]
-    if node.dtype(0) is F32 and nbytes <= FEW_NBYTES:
-        return _at_once(a, site)
-    return _in_blocks(a, decoder(node.dtype(0)) if node.dtype(0) is not F32 else None, site)
+def attention(name: str, target: Target, dtype: DType) -> Builder:
+    """Return the kernel for keys and values of a type whose rows are dense."""
+    b = Builder(name, target)
+    pointers = ("k", "v", "q", "out", "mask", "sinks", "bounds")
+    arg = {n: b.arg(i) for i, n in enumerate(SLOTS) if n not in (*pointers, "scale", "cap")}
+    part = b.parameter("part")
+    head, piece = b.udiv(part, arg["token_parts"]), b.urem(part, arg["token_parts"])
+    first = b.mul(piece, arg["part_tokens"])
+    last = b.umin(b.add(first, arg["part_tokens"]), arg["tokens"])
+    k = b.offset(b.arg_pointer(slot("k")), b.mul(head, arg["k_head"]))
+    v = b.offset(b.arg_pointer(slot("v")), b.mul(head, arg["v_head"]))
+    with b.loop(first, last) as token, b.loop(0, arg["share"]) as member:
+        query = b.add(b.mul(head, arg["share"]), member)
+        _Query(b, dtype, arg, k, v, query, token).write()
+    return b
 
 
-def _at_once(a: Heads, site: CpuLoweringContext) -> list[Call]:
-    """Return the calls of two products and a softmax, on one piece of scratch memory."""
-    logits = site.scratch((*a.q.shape[:-1], a.k.shape[1]))
-    one = a.q.shape[1] == 1  # of several heads with rows of their own, each meets the same keys
-    keys = a.k if one else a.k[:, None]
-    turned = a.v.swapaxes(1, 2)
-    values = turned if one else turned[:, None]
-    q, x, out = (y[:, 0] if one else y for y in (a.q, logits, a.out))
-    return [
-        *product(keys, q, x),
-        *_logit_calls(a, logits),
-        *_soft_max_calls(a, logits, site),
-        *product(values, x, out),
-    ]
+class _Query:
+    """Writes the code for one query."""
 
+    def __init__(
+        self,
+        b: Builder,
+        dtype: DType,
+        arg: dict[str, Value],
+        k: Value,
+        v: Value,
+        head: Value,
+        token: Value,
+    ) -> None:
+        self.b, self.arg, self.k, self.v = b, arg, k, v
+        self.elements = Elements(b, dtype)
+        self.token = token
 
-def _logit_calls(a: Heads, logits: Array) -> list[Call]:
-    """Return what makes logits of products."""
-    calls: list[Call] = []
-    factor = a.scale / a.cap if a.cap else a.scale
-    if factor != 1.0:
-        calls.append((np.multiply, (logits, constant(factor), logits)))
-    if a.cap:
-        calls.append((np.tanh, (logits, logits)))
-        calls.append((np.multiply, (logits, constant(a.cap), logits)))
-    if a.mask is not None:
-        calls.append((np.add, (logits, a.mask, logits)))
-    if a.bounds is not None:
-        hide = _hide_one if logits.shape[1] == 1 and a.bounds.strides[0] == 0 else _hide
-        calls.append((hide, (logits, a.bounds, 0)))
-    return calls
+        def place(pointer: str, *steps: tuple[Value, str]) -> Value:
+            start = b.arg_pointer(slot(pointer))
+            for index, stride in steps:
+                start = b.offset(start, b.mul(index, arg[stride]))
+            return start
 
+        self.q = place("q", (token, "q_token"), (head, "q_head"))
+        self.out = place("out", (token, "out_token"), (head, "out_head"))
+        self.mask = place("mask", (head, "mask_head"), (token, "mask_token"))
+        self.sink = place("sinks", (head, "sink"))
+        self.logits = b.parameter("scratch")
+        self.scale, self.cap = b.arg_f32(slot("scale")), b.arg_f32(slot("cap"))
 
-def _hide_one(logits: Array, bounds: Array, start: int) -> None:
-    """Hide rows outside the bounds that all queries have."""
-    first, end = bounds[0].tolist()
-    logits[..., : max(0, first)] = -np.inf
-    logits[..., max(0, end) :] = -np.inf
+    def _is_given(self, pointer: str) -> Value:
+        return self.b.compare("ne", self.b.arg(slot(pointer)), 0)
 
+    def write(self) -> None:
+        """Attend."""
+        b, arg = self.b, self.arg
+        top, total = b.var(f32(LOWEST)), b.var(f32(0.0))
+        with b.when(self._is_given("sinks")):
+            sink = b.fmax(b.load("float", self.sink, 4), LOWEST)
+            gone = b.fsub(b.load("float", self.sink, 4), sink)
+            b.set(top, sink)
+            b.set(total, self._exp(gone))
+        low, high = b.var(i64(0)), b.var(arg["rows"])
+        with b.when(self._is_given("bounds")):
+            pair = b.offset(b.arg_pointer(slot("bounds")), b.mul(self.token, 8))
+            begin, end = (
+                b.cast("sext", b.load("i32", b.offset(pair, i), 4), "i64") for i in (0, 4)
+            )
+            b.set(low, b.select(b.compare("slt", begin, 0), i64(0), begin))
+            b.set(high, b.select(b.compare("slt", end, arg["rows"]), end, arg["rows"]))
+        self._over_values(lambda at, width: b.store(b.zero(vector_of(width, "float")), at, 4))
+        with b.loop(b.get(low), b.get(high), BLOCK) as start:
+            left = b.sub(b.get(high), start)
+            count = b.select(b.compare("slt", left, BLOCK), left, i64(BLOCK))
+            highest = self._logits(start, count, b.get(top))
+            shrink = self._exp(b.fsub(b.get(top), highest))
+            b.set(top, highest)
+            b.set(total, b.fma(b.get(total), shrink, self._powers(count, highest)))
+            self._add(start, count, shrink)
+        inverse = b.fdiv(f32(1.0), b.fmax(b.get(total), LEAST))
 
-def _hide(logits: Array, bounds: Array, start: int) -> None:
-    """Hide rows outside the bounds of each row of queries, of keys from ``start`` on."""
-    row = np.arange(start, start + logits.shape[-1], dtype=np.int32)
-    hidden = (row < bounds[:, :1]) | (row >= bounds[:, 1:])
-    np.add(logits, np.where(hidden, HIDDEN, SEEN), logits)  # faster than a copy where it is true
+        def finish(at: Value, width: int) -> None:
+            value = b.load(vector_of(width, "float"), at, 4)
+            b.store(b.fmul(value, b.splat(inverse, width)), at, 4)
 
+        self._over_values(finish)
 
-def _soft_max_calls(a: Heads, logits: Array, site: CpuLoweringContext) -> list[Call]:
-    top = site.scratch((*logits.shape[:-1], 1))
-    total = site.scratch(top.shape)
-    reduce = (-1, None)
-    calls: list[Call] = [
-        (np.maximum.reduce, (logits, *reduce, top, True)),
-        (larger, (top, constant(LOWEST), top)),
-    ]
-    if a.sinks is not None:
-        calls.append((larger, (top, a.sinks[..., None], top)))
-    calls += [
-        (np.subtract, (logits, top, logits)),
-        (np.exp, (logits, logits)),
-        (np.add.reduce, (logits, *reduce, total, True)),
-    ]
-    if a.sinks is not None:
-        calls += [
-            (np.subtract, (a.sinks[..., None], top, top)),
-            (np.exp, (top, top)),
-            (np.add, (total, top, total)),
-        ]
-    calls.append((larger, (total, constant(LEAST), total)))
-    return [*calls, (np.divide, (logits, total, logits))]
+    def _exp(self, x: Value) -> Value:
+        return self.b.extract(exp(self.b, self.b.splat(x, self.b.target.lanes)), 0)
 
+    def _over_values(self, body: Callable[[Value, int], None]) -> None:
+        """Go over the result in vectors, then element by element."""
+        b = self.b
+        lanes = b.target.lanes
+        whole = b.binary("and", self.arg["value_width"], -lanes)
+        with b.loop(0, whole, lanes) as column:
+            body(b.offset(self.out, b.mul(column, 4)), lanes)
+        with b.loop(whole, self.arg["value_width"]) as column:
+            body(b.offset(self.out, b.mul(column, 4)), 1)
 
-def _in_blocks(a: Heads, decode: Decoder | None, site: CpuLoweringContext) -> list[Call]:
-    """Return one call that goes from block to block."""
-    _, heads, rows, width = a.q.shape
-    tokens = min(rows, TOKENS)
-    each = F32.block_nbytes * heads * tokens
-    count = min(a.k.shape[1], max(ROWS, FEW_NBYTES // each))
-    logits = site.scratch((heads, tokens, count))
-    room = None
-    if decode is not None:
-        room = site.scratch((count, width)), site.scratch((count, a.out.shape[-1]))
-    state = tuple(site.scratch((heads, rows)) for _ in range(2))
-    part = site.scratch((heads, tokens, a.out.shape[-1]))
-    small = tuple(site.scratch((heads, tokens)) for _ in range(2))
-    return [(_attend, (a, decode, room, logits, part, state, small))]
+    def _logits(self, start: Value, count: Value, top: Value) -> Value:
+        """Compute the logits of a block; return the largest so far."""
+        b, arg = self.b, self.arg
+        lanes = b.target.lanes
+        together = 4
+        last = b.sub(count, 1)
+        whole = b.binary("and", arg["width"], -lanes)
+        with b.loop(0, count, together) as row:
+            rows = [b.umin(b.add(row, i), last) for i in range(together)]
+            keys = [b.offset(self.k, b.mul(b.add(start, r), arg["k_row"])) for r in rows]
+            sums = [b.var(b.zero(vector_of(lanes, "float"))) for _ in rows]
+            rest = [b.var(f32(0.0)) for _ in rows]
+            passes = (i64(0), whole, lanes, sums), (whole, arg["width"], 1, rest)
+            for begin, end, width, into in passes:
+                with b.loop(begin, end, width) as column:
+                    q = b.load(vector_of(width, "float"), b.offset(self.q, b.mul(column, 4)), 4)
+                    place = self.elements.place(column)
+                    for key, total in zip(keys, into, strict=True):
+                        value = self.elements.load(key, place, width)
+                        b.set(total, b.fma(q, value, b.get(total)))
+            for r, total, single in zip(rows, sums, rest, strict=True):
+                value = b.fadd(b.sum(b.get(total)), b.get(single))
+                b.store(b.fmul(value, self.scale), b.offset(self.logits, b.mul(r, 4)), 4)
+        has_cap = b.compare("ogt", self.cap, 0.0)
+        has_mask = self._is_given("mask")
+        with b.when(has_cap):
+            self._over_logits(count, self._capped)
+        with b.when(has_mask), b.loop(0, count) as row:
+            at = b.offset(self.logits, b.mul(row, 4))
+            mask = b.offset(self.mask, b.mul(b.add(start, row), arg["mask_row"]))
+            b.store(b.fadd(b.load("float", at, 4), b.load("float", mask, 4)), at, 4)
+        tops = b.var(b.splat(top, lanes))
 
+        def look(at: Value) -> None:
+            value = b.load(vector_of(lanes, "float"), at, 4)
+            b.set(tops, b.fmax(b.get(tops), value))
 
-def _attend(
-    a: Heads,
-    decode: Decoder | None,
-    room: tuple[Array, Array] | None,
-    logits: Array,
-    part: Array,
-    state: tuple[Array, Array],
-    small: tuple[Array, Array],
-) -> None:
-    """Attend block by block; the largest logits and the sums so far are in ``state``."""
-    a.out.fill(0.0)
-    _, tokens, count = logits.shape
-    n = a.k.shape[1]
-    for group in range(a.k.shape[0]):
-        top, total = state
-        if a.sinks is None:
-            top.fill(LOWEST)
-            total.fill(0.0)
-        else:
-            larger(a.sinks[group], constant(LOWEST), top)
-            np.exp(np.subtract(a.sinks[group], top, total), total)
-        for start in range(0, n, count):
-            end = min(start + count, n)
-            blocks = None
-            for at in range(0, a.q.shape[2], tokens):
-                some = slice(at, at + tokens)
-                cut = None if a.bounds is None else a.bounds[some]
-                if cut is not None and not _meets(cut, start, end):
-                    continue
-                if blocks is None:
-                    blocks = _decoded(a, group, start, end, decode, room)
-                x = logits[:, : a.q[group, 0, some].shape[0], : end - start]
-                np.matmul(a.q[group, :, some], blocks[0].T, x)
-                _finish(a, x, group, some, start, cut)
-                _add(x, blocks[1], a.out[group, :, some], part, top[:, some], total[:, some], small)
-        np.maximum(total, LEAST, out=total)
-        np.divide(a.out[group], total[..., None], a.out[group])
+        self._pad(count)
+        self._over_logits(count, look)
+        return b.largest(b.get(tops))
 
+    def _pad(self, count: Value) -> None:
+        """Let the last vector of logits end in -inf."""
+        b = self.b
+        lanes = b.target.lanes
+        up = b.binary("and", b.add(count, lanes - 1), -lanes)
+        with b.loop(count, up) as row:
+            b.store(f32(float("-inf")), b.offset(self.logits, b.mul(row, 4)), 4)
 
-def _meets(bounds: Array, start: int, end: int) -> bool:
-    return bool(((bounds[:, 0] < end) & (bounds[:, 1] > start)).any())
+    def _over_logits(self, count: Value, body: Callable[[Value], None]) -> None:
+        """Go over the logits in vectors; the last one may be partly undefined."""
+        b = self.b
+        with b.loop(0, count, b.target.lanes) as row:
+            body(b.offset(self.logits, b.mul(row, 4)))
 
+    def _capped(self, at: Value) -> None:
+        b = self.b
+        lanes = b.target.lanes
+        cap = b.splat(self.cap, lanes)
+        value = b.load(vector_of(lanes, "float"), at, 4)
+        b.store(b.fmul(tanh(b, b.fdiv(value, cap)), cap), at, 4)
 
-def _decoded(
-    a: Heads,
-    group: int,
-    start: int,
-    end: int,
-    decode: Decoder | None,
-    room: tuple[Array, Array] | None,
-) -> tuple[Array, Array]:
-    """Return rows of keys and values of a head as f32."""
-    k, v = a.k[group, start:end], a.v[group, start:end]
-    if decode is None or room is None:
-        return k, v
-    keys, values = room[0][: end - start], room[1][: end - start]
-    decode(k, keys)
-    decode(v, values)
-    return keys, values
+    def _powers(self, count: Value, highest: Value) -> Value:
+        """Turn logits into weights; return their sum."""
+        b = self.b
+        lanes = b.target.lanes
+        wide = b.splat(highest, lanes)
+        total = b.var(b.zero(vector_of(lanes, "float")))
 
+        def power(at: Value) -> None:
+            value = exp(b, b.fsub(b.load(vector_of(lanes, "float"), at, 4), wide))
+            b.store(value, at, 4)
+            b.set(total, b.fadd(b.get(total), value))
 
-def _finish(a: Heads, x: Array, group: int, some: slice, start: int, bounds: Array | None) -> None:
-    """Make logits of the products of a block."""
-    factor = a.scale / a.cap if a.cap else a.scale
-    np.multiply(x, np.float32(factor), x)
-    if a.cap:
-        np.tanh(x, x)
-        np.multiply(x, np.float32(a.cap), x)
-    end = start + x.shape[-1]
-    if a.mask is not None:
-        np.add(x, a.mask[group, :, some, start:end], x)
-    if bounds is not None and (bounds[:, 0].max() > start or bounds[:, 1].min() < end):
-        _hide(x, bounds, start)
+        self._over_logits(count, power)
+        return b.sum(b.get(total))
 
-
-def _add(
-    x: Array,
-    values: Array,
-    out: Array,
-    part: Array,
-    top: Array,
-    total: Array,
-    small: tuple[Array, Array],
-) -> None:
-    """Add the values of a block by their logits."""
-    highest, shrink = (s[:, : x.shape[1]] for s in small)
-    np.maximum.reduce(x, axis=-1, out=highest)
-    np.maximum(highest, top, out=highest)
-    np.subtract(x, highest[..., None], x)
-    np.exp(x, x)
-    np.exp(np.subtract(top, highest, shrink), shrink)
-    top[...] = highest
-    np.multiply(total, shrink, total)
-    np.add.reduce(x, axis=-1, out=highest)
-    np.add(total, highest, total)
-    np.multiply(out, shrink[..., None], out)
-    more = part[:, : x.shape[1]]
-    np.matmul(x, values, more)
-    np.add(out, more, out)
-
-
-EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
-    "attention": _attention
-}
+    def _add(self, start: Value, count: Value, shrink: Value) -> None:
+        """Add the values of a block to the result, which shrinks first."""
+        b, arg = self.b, self.arg
+        lanes = b.target.lanes
+        begin: Value = i64(0)
+        for pieces, width in ((8, lanes), (1, lanes), (1, 1)):
+            step = pieces * width
+            left = b.sub(arg["value_width"], begin)
+            end = b.sub(arg["value_width"], b.urem(left, step))
+            with b.loop(begin, end, step) as column:
+                out = b.offset(self.out, b.mul(column, 4))
+                factor = b.splat(shrink, width)
+                sums = []
+                for i in range(pieces):
+                    at = b.offset(out, 4 * width * i)
+                    old = b.load(vector_of(width, "float"), at, 4)
+                    sums.append(b.var(b.fmul(old, factor)))
+                places = [self.elements.place(b.add(column, i * width)) for i in range(pieces)]
+                with b.loop(0, count) as row:
+                    share = b.load("float", b.offset(self.logits, b.mul(row, 4)), 4)
+                    line = b.offset(self.v, b.mul(b.add(start, row), arg["v_row"]))
+                    weight = b.splat(share, width)
+                    for place, total in zip(places, sums, strict=True):
+                        value = self.elements.load(line, place, width)
+                        b.set(total, b.fma(weight, value, b.get(total)))
+                for i, total in enumerate(sums):
+                    b.store(b.get(total), b.offset(out, 4 * width * i), 4)
+            begin = end

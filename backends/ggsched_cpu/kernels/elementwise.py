@@ -1,135 +1,130 @@
 """Arithmetic of one element at a time. The result may be the very bytes of an operand."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import numpy as np
+from ggsched_cpu.kernels.emit import Builder, Value
+from ggsched_cpu.kernels.target import Target
+from ggsched_cpu.kernels.vectors import (
+    Chunk,
+    Row,
+    exp,
+    one_plus_exp,
+    over_chunks,
+    over_rows,
+    own_slot,
+    sigmoid_times,
+    softplus,
+    tanh,
+)
 
-from ggsched.backend.arrays import Array
-from ggsched_cpu.lowering_context import (
-    Call,
-    CpuLoweringContext,
-    Node,
-    constant,
-    flat,
-    larger,
-    shares,
-    smaller,
+Formula = Callable[[Builder, Sequence[Value], Sequence[Value]], Value]
+"""From vectors of the operands and splats of the parameters."""
+
+
+def _scale(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    # Not a fused product: without a bias the result is that of a product.
+    return b.fadd(b.fmul(x[0], p[0]), p[1])
+
+
+def _clamp(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    return b.fmin(b.fmax(x[0], p[0]), p[1])
+
+
+def _gelu(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    v = x[0]
+    cube = b.fadd(b.fmul(b.fmul(v, v), 0.044715), 1.0)
+    angle = b.fmul(b.fmul(cube, v), math.sqrt(2.0 / math.pi))
+    return b.fmul(b.fmul(b.fadd(tanh(b, angle), 1.0), 0.5), v)
+
+
+def _swiglu_oai(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    alpha, limit = p
+    gate = b.fmin(x[0], limit)
+    up = b.fmin(b.fmax(x[1], b.fmul(limit, -1.0)), limit)
+    return b.fmul(sigmoid_times(b, gate, alpha), b.fadd(up, 1.0))
+
+
+_ERF: Final = (
+    *(-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
+    *(-7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02),
+)
+_ERF_UNDER: Final = (
+    *(-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03),
+    *(-7.37332916720468e-03, -1.42647390514189e-02),
 )
 
 
-def _binary(ufunc: np.ufunc) -> Callable[[Node, CpuLoweringContext], list[Call]]:
-    def emit(node: Node, site: CpuLoweringContext) -> list[Call]:
-        return [(ufunc, flat(*node.inputs, node.out))]
-
-    return emit
-
-
-def _scale(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    calls: list[Call] = [(np.multiply, (x, constant(node.number("scale")), out))]
-    if node.number("bias"):
-        calls.append((np.add, (out, constant(node.number("bias")), out)))
-    return calls
+def _erf(b: Builder, x: Value) -> Value:
+    """Return the error function by Eigen's rational function, within 3e-7."""
+    v = b.fmin(b.fmax(x, -4.0), 4.0)
+    square = b.fmul(v, v)
+    above, under = b.same(v, _ERF[0]), b.same(v, _ERF_UNDER[0])
+    for c in _ERF[1:]:
+        above = b.fma(above, square, c)
+    for c in _ERF_UNDER[1:]:
+        under = b.fma(under, square, c)
+    return b.fdiv(b.fmul(v, above), under)
 
 
-def _clamp(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    return [
-        (larger, (x, constant(node.number("min")), out)),
-        (smaller, (out, constant(node.number("max")), out)),
-    ]
+def _exact_gelu(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    v = x[0]
+    share = b.fadd(_erf(b, b.fmul(v, math.sqrt(0.5))), 1.0)
+    return b.fmul(b.fmul(v, 0.5), share)
 
 
-def _room(out: Array, site: CpuLoweringContext, *read_later: Array) -> Array:
-    """Return memory for a half-made result: ``out``, unless that destroys what is still read."""
-    if any(shares(out, x) for x in read_later):
-        return site.scratch(out.shape)
-    return out
+def _hard_sigmoid(b: Builder, x: Value, alpha: Value | float, beta: Value | float) -> Value:
+    return b.fmin(b.fmax(b.fma(x, alpha, beta), 0.0), 1.0)
 
 
-def _one_plus_exp(x: Array, factor: float, room: Array) -> list[Call]:
-    """Calls that leave ``1 + exp(factor * x)`` in ``room``."""
-    first: Call = (np.multiply, (x, constant(factor), room))
-    if factor == -1.0:
-        first = (np.negative, (x, room))
-    return [first, (np.exp, (room, room)), (np.add, (room, constant(1.0), room))]
-
-
-def _silu(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    room = _room(out, site, x)
-    return [*_one_plus_exp(x, -1.0, room), (np.divide, (x, room, out))]
-
-
-def _sigmoid(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    return [*_one_plus_exp(x, -1.0, out), (np.reciprocal, (out, out))]
-
-
-def _tanh(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    return [(np.tanh, (x, out))]
-
-
-def _softplus(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    return [(np.logaddexp, (x, constant(0.0), out))]
-
-
-def _swiglu(node: Node, site: CpuLoweringContext) -> list[Call]:
-    gate, up, out = flat(*node.inputs, node.out)
-    room = _room(out, site, gate, up)
-    return [
-        *_one_plus_exp(gate, -1.0, room),
-        (np.divide, (gate, room, room)),
-        (np.multiply, (room, up, out)),
-    ]
-
-
-def _swiglu_oai(node: Node, site: CpuLoweringContext) -> list[Call]:
-    gate, up, out = flat(*node.inputs, node.out)
-    limit, g, u = node.number("limit"), site.scratch(out.shape), site.scratch(out.shape)
-    return [
-        (smaller, (up, constant(limit), u)),
-        (larger, (u, constant(-limit), u)),
-        (np.add, (u, constant(1.0), u)),
-        (smaller, (gate, constant(limit), g)),
-        (np.multiply, (u, g, u)),
-        *_one_plus_exp(g, -node.number("alpha"), g),
-        (np.divide, (u, g, out)),
-    ]
-
-
-def _gelu(node: Node, site: CpuLoweringContext) -> list[Call]:
-    x, out = flat(node.inputs[0], node.out)
-    room = _room(out, site, x)
-    return [
-        (np.multiply, (x, x, room)),
-        (np.multiply, (room, constant(0.044715), room)),
-        (np.add, (room, constant(1.0), room)),
-        (np.multiply, (room, x, room)),
-        (np.multiply, (room, constant(math.sqrt(2.0 / math.pi)), room)),
-        (np.tanh, (room, room)),
-        (np.add, (room, constant(1.0), room)),
-        (np.multiply, (room, constant(0.5), room)),
-        (np.multiply, (room, x, out)),
-    ]
-
-
-EMITTERS: Final[Mapping[str, Callable[[Node, CpuLoweringContext], list[Call]]]] = {
-    "add": _binary(np.add),
-    "sub": _binary(np.subtract),
-    "mul": _binary(np.multiply),
-    "div": _binary(np.divide),
-    "scale": _scale,
-    "clamp": _clamp,
-    "silu": _silu,
-    "gelu": _gelu,
-    "sigmoid": _sigmoid,
-    "tanh": _tanh,
-    "softplus": _softplus,
-    "swiglu": _swiglu,
-    "swiglu_oai": _swiglu_oai,
+FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
+    "add": (2, (), lambda b, x, p: b.fadd(x[0], x[1])),
+    "sub": (2, (), lambda b, x, p: b.fsub(x[0], x[1])),
+    "mul": (2, (), lambda b, x, p: b.fmul(x[0], x[1])),
+    "div": (2, (), lambda b, x, p: b.fdiv(x[0], x[1])),
+    "scale": (1, ("scale", "bias"), _scale),
+    "clamp": (1, ("min", "max"), _clamp),
+    "silu": (1, (), lambda b, x, p: sigmoid_times(b, x[0])),
+    "sigmoid": (1, (), lambda b, x, p: b.fdiv(b.same(x[0], 1.0), one_plus_exp(b, x[0]))),
+    "tanh": (1, (), lambda b, x, p: tanh(b, x[0])),
+    "softplus": (1, (), lambda b, x, p: softplus(b, x[0])),
+    "gelu": (1, (), _gelu),
+    "swiglu": (2, (), lambda b, x, p: b.fmul(sigmoid_times(b, x[0]), x[1])),
+    "swiglu_oai": (2, ("alpha", "limit"), _swiglu_oai),
+    "nd.erf": (1, (), lambda b, x, p: _erf(b, x[0])),
+    "nd.exp": (1, (), lambda b, x, p: exp(b, x[0])),
+    "nd.gelu": (1, (), _exact_gelu),
+    "nd.hard_sigmoid": (1, ("alpha", "beta"), lambda b, x, p: _hard_sigmoid(b, x[0], *p)),
+    "nd.hard_swish": (1, (), lambda b, x, p: b.fmul(x[0], _hard_sigmoid(b, x[0], 1.0 / 6.0, 0.5))),
+    "nd.round": (1, (), lambda b, x, p: b.intrinsic("rint", x[0])),
+    "nd.sqrt": (1, (), lambda b, x, p: b.intrinsic("sqrt", x[0])),
 }
+"""By op: number of operands, names of the parameters, formula. The arguments of a kernel are the
+operands, the result, and the parameters."""
+
+SPREAD: Final = ("add", "sub", "mul", "div")
+"""These have a second kernel, whose second operand has one element in each row."""
+
+
+def elementwise(name: str, target: Target, op: str, *, spread: bool) -> Builder:
+    """Return a kernel."""
+    b = Builder(name, target)
+    count, params, formula = FORMULAS[op]
+    lanes = target.lanes
+    given = [b.splat(b.arg_f32(own_slot(count + 1) + i), lanes) for i in range(len(params))]
+
+    def row(row: Row) -> None:
+        *inputs, out = row.pointers
+        single = b.splat(b.load("float", inputs[1], 4), lanes) if spread else None
+
+        def chunk(c: Chunk) -> None:
+            loaded = [
+                single if single is not None and i == 1 else c.load(p) for i, p in enumerate(inputs)
+            ]
+            c.store(formula(b, loaded, given), out)
+
+        over_chunks(b, row.columns, chunk)
+
+    over_rows(b, count + 1, row)
+    return b

@@ -143,7 +143,8 @@ def _run_node(
     operands = [graph.tensors[tid] for tid in node.inputs]
     result = graph.tensors[node.output]
     if node.op == "set_rows":
-        _set_rows(operands, result, storages)
+        source, ids = (_load(t, storages) for t in operands[1:])
+        set_rows(_window(result, storages), source, ids, result.dtype)
         return
     op = op_by_name(node.op)
     read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
@@ -176,12 +177,22 @@ def _largest_of_blocks(x: Array) -> Array:
     return np.repeat(top, BLOCK, -1).reshape(x.shape)
 
 
-def _set_rows(operands: list[Tensor], result: Tensor, storages: Storages) -> None:
-    source, ids = _load(operands[1], storages), _load(operands[2], storages)
-    check_ids(ids, result.shape[0])
+def set_rows(place: Array, source: Array, ids: Array, dtype: DType) -> None:
+    """Write rows to where ids say: what ``set_rows`` does.
+
+    Args:
+        place: The storage, as ``decoded`` takes it.
+        source: float64 rows.
+        ids: int64, one for each row.
+        dtype: Element type of ``place``.
+
+    Raises:
+        UsageError: an id is out of range or occurs twice.
+    """
+    check_ids(ids, place.shape[0])
     if len(set(ids.tolist())) != ids.size:
         raise UsageError("set_rows was given one row twice", why=f"ids {ids.tolist()}")
-    _window(result, storages)[ids] = encode(source, result.dtype)
+    place[ids] = encode(source, dtype)
 
 
 def _window(t: Tensor, storages: Storages) -> Array:
@@ -200,20 +211,23 @@ def _load(t: Tensor, storages: Storages) -> Array:
     """Return the content of a tensor as a fresh array of its shape, of type ``wide``."""
     if t.size == 0:
         return np.zeros(t.shape, wide(t.dtype))
-    if t.dtype.kind != "float":
-        return _window(t, storages).astype(wide(t.dtype))
-    if not t.dtype.is_quantized:
-        window = _window(t, storages)
-        raw = np.frombuffer(window.tobytes(), np.uint8)
-        return decode_blocks(raw.reshape(-1, t.dtype.block_nbytes), t.dtype).reshape(t.shape)
-    blocks = np.ndarray(
-        (*t.shape[:-1], t.shape[-1] // t.dtype.block, t.dtype.block_nbytes),
-        np.uint8,
-        storages[t.storage].data,
-        t.offset,
-        (*t.strides, 1),
-    )
-    return decode_blocks(blocks, t.dtype).reshape(t.shape)
+    return decoded(_window(t, storages), t.dtype)
+
+
+def decoded(stored: Array, dtype: DType) -> Array:
+    """Return stored elements as a fresh C-contiguous array of type ``wide``.
+
+    Args:
+        stored: Elements as ``HOST_DTYPE`` has them; blocks as rows of bytes. Any strides.
+        dtype: Element type.
+    """
+    shape = stored.shape
+    if dtype.is_quantized:
+        shape = (*shape[:-1], shape[-1] // dtype.block_nbytes * dtype.block)
+    if 0 in shape or not (dtype.is_quantized or dtype is BF16):
+        return stored.astype(wide(dtype), order="C").reshape(shape)
+    raw = np.frombuffer(stored.tobytes(), np.uint8).reshape(-1, dtype.block_nbytes)
+    return decode_blocks(raw, dtype).reshape(shape)
 
 
 def wide(dtype: DType) -> np.dtype[Any]:

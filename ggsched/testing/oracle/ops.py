@@ -24,8 +24,9 @@ def check_ids(ids: Array, count: int) -> None:
     Raises:
         UsageError: an id is negative or too large.
     """
-    if ids.size and not (ids.min() >= 0 and ids.max() < count):
-        raise UsageError(f"ids from {ids.min()} to {ids.max()}", why=f"there are {count} rows")
+    wrong = ids[(ids < 0) | (ids >= count)]
+    if wrong.size:
+        raise UsageError(f"row {wrong.flat[0]} was requested", why=f"there are {count} rows")
 
 
 def _get_rows(x: Sequence[Array], params: Params) -> Array:

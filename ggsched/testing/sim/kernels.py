@@ -14,14 +14,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.arrays import bind
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32, DType
+from ggsched.ir.dtype import F32
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
-from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
-from ggsched.testing.oracle.interpreter import encode, wide
-from ggsched.testing.oracle.ops import check_ids, reference_of
+from ggsched.testing.oracle.interpreter import decoded, encode, set_rows
+from ggsched.testing.oracle.ops import reference_of
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
 
 Array = npt.NDArray[Any]
@@ -109,16 +108,10 @@ class NodeWork:
         node, out = self.node, self.node.output
         if not out.nbytes:
             return
-        strides = (*out.strides[:-1], 1) if out.dtype.is_quantized else out.strides
-        place: Array = np.ndarray(
-            host_shape(out.dtype, out.shape), HOST_DTYPE[out.dtype.name], window.data, 0, strides
-        )
+        place = bind(out, window.data)
         if node.op == "set_rows":
             source, ids = loaded
-            check_ids(ids, out.shape[0])
-            if len(set(ids.tolist())) != ids.size:
-                raise UsageError("set_rows was given one row twice", where=node.label)
-            place[ids] = encode(source, out.dtype)
+            set_rows(place, source, ids, out.dtype)
             return
         value = encode(reference_of(OPS[node.op])(loaded, node.params), out.dtype)
         self._runs += 1
@@ -144,24 +137,4 @@ def load(operand: Operand) -> Array:
 
 def load_from(window: Bytes, operand: Operand) -> Array:
     """Return what an operand holds, given its bytes."""
-    dtype, shape = operand.dtype, operand.shape
-    if 0 in shape:
-        return np.zeros(shape, wide(dtype))
-    if dtype.is_quantized:
-        return decode_blocks(_blocks(window, dtype, operand), dtype).reshape(shape)
-    view: Array = np.ndarray(shape, HOST_DTYPE[dtype.name], window.data, 0, operand.strides)
-    if dtype.kind != "float":
-        return view.astype(wide(dtype), order="C")
-    if dtype.name == "bf16":
-        raw = np.frombuffer(view.tobytes(), np.uint8).reshape(-1, dtype.block_nbytes)
-        return decode_blocks(raw, dtype).reshape(shape)
-    return view.astype(np.float64, order="C")
-
-
-def _blocks(window: Bytes, dtype: DType, operand: Operand) -> Bytes:
-    shape = (
-        *operand.shape[:-1],
-        operand.shape[-1] // dtype.block,
-        dtype.block_nbytes,
-    )
-    return np.ndarray(shape, np.uint8, window.data, 0, (*operand.strides, 1))
+    return decoded(bind(operand, window.data), operand.dtype)

@@ -1,0 +1,291 @@
+"""Kernels that reduce rows: norms, softmax, sums, the largest elements."""
+
+import math
+from typing import Final
+
+from ggsched_cpu.kernels.emit import Builder, Value, Variable, f32, i64, vector_of
+from ggsched_cpu.kernels.target import Target
+from ggsched_cpu.kernels.vectors import (
+    Chunk,
+    Row,
+    exp,
+    operand_slot,
+    over_chunks,
+    over_rows,
+    own_slot,
+)
+
+LOWEST: Final = -3.4028234663852886e38
+"""The least finite f32."""
+
+LEAST: Final = 1e-30
+"""Where sums of powers end that have seen nothing; others are 1 at least, by their largest."""
+
+
+def _accumulator(b: Builder, start: float = 0.0) -> Variable:
+    return b.var(b.same(Value("", vector_of(b.target.lanes, "float")), start))
+
+
+def _length(b: Builder, columns: Value) -> Value:
+    return b.cast("uitofp", columns, "float")
+
+
+def rms_norm(name: str, target: Target, *, weighted: bool) -> Builder:
+    """Operands x and, if ``weighted``, a factor for each element; result; eps."""
+    b = Builder(name, target)
+    operands = 3 if weighted else 2
+    eps = b.arg_f32(own_slot(operands))
+    lanes = target.lanes
+
+    def row(row: Row) -> None:
+        x, out = row.pointers[0], row.pointers[-1]
+        total = _accumulator(b)
+
+        def square(c: Chunk) -> None:
+            v = c.load(x)
+            b.set(total, b.fma(v, v, b.get(total)))
+
+        over_chunks(b, row.columns, square)
+        mean = b.fdiv(b.sum(b.get(total)), _length(b, row.columns))
+        root = b.intrinsic("sqrt", b.fadd(mean, eps))
+        factor = b.splat(b.fdiv(f32(1.0), root), lanes)
+
+        def scale(c: Chunk) -> None:
+            v = b.fmul(c.load(x), factor)
+            c.store(b.fmul(v, c.load(row.pointers[1])) if weighted else v, out)
+
+        over_chunks(b, row.columns, scale)
+
+    over_rows(b, operands, row)
+    return b
+
+
+def norm(name: str, target: Target) -> Builder:
+    """Operand x; result; eps."""
+    b = Builder(name, target)
+    eps = b.arg_f32(own_slot(2))
+    lanes = target.lanes
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        length = _length(b, row.columns)
+        total = _accumulator(b)
+
+        def add(c: Chunk) -> None:
+            b.set(total, b.fadd(b.get(total), c.load(x)))
+
+        over_chunks(b, row.columns, add)
+        mean = b.splat(b.fdiv(b.sum(b.get(total)), length), lanes)
+        squares = _accumulator(b)
+
+        def square(c: Chunk) -> None:
+            v = c.keep(b.fsub(c.load(x), mean), 0.0)
+            b.set(squares, b.fma(v, v, b.get(squares)))
+
+        over_chunks(b, row.columns, square)
+        variance = b.fdiv(b.sum(b.get(squares)), length)
+        root = b.intrinsic("sqrt", b.fadd(variance, eps))
+        factor = b.splat(b.fdiv(f32(1.0), root), lanes)
+
+        def scale(c: Chunk) -> None:
+            c.store(b.fmul(b.fsub(c.load(x), mean), factor), out)
+
+        over_chunks(b, row.columns, scale)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder:
+    """Operands x, mask if there is one, sinks if there are (a row is one number); result; scale."""
+    b = Builder(name, target)
+    operands = 2 + masked + sinks
+    lanes = target.lanes
+    factor = b.splat(b.arg_f32(own_slot(operands)), lanes)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers[0], row.pointers[-1]
+        top = _accumulator(b, float("-inf"))
+
+        def scores(c: Chunk) -> Value:
+            v = b.fmul(c.load(x), factor)
+            return b.fadd(v, c.load(row.pointers[1])) if masked else v
+
+        def look(c: Chunk) -> None:
+            v = scores(c)
+            c.store(v, out)
+            b.set(top, b.fmax(b.get(top), c.keep(v, float("-inf"))))
+
+        over_chunks(b, row.columns, look)
+        most = b.largest(b.get(top))
+        if sinks:
+            sink = b.load("float", row.pointers[1 + masked], 4)
+            most = b.fmax(most, sink)
+        # Finite, so that the share of what is hidden is 0 also where everything is.
+        most = b.fmax(most, f32(LOWEST))
+        wide = b.splat(most, lanes)
+        total = _accumulator(b)
+
+        def power(c: Chunk) -> None:
+            v = exp(b, b.fsub(c.load(out), wide))
+            c.store(v, out)
+            b.set(total, b.fadd(b.get(total), c.keep(v, 0.0)))
+
+        over_chunks(b, row.columns, power)
+        whole = b.sum(b.get(total))
+        if sinks:
+            gone = exp(b, b.splat(b.fsub(sink, most), lanes))
+            whole = b.fadd(whole, b.extract(gone, 0))
+        share = b.splat(b.fdiv(f32(1.0), b.fmax(whole, f32(LEAST))), lanes)
+
+        def divide(c: Chunk) -> None:
+            c.store(b.fmul(c.load(out), share), out)
+
+        over_chunks(b, row.columns, divide)
+
+    over_rows(b, operands, row)
+    return b
+
+
+def soft_max_across(name: str, target: Target) -> Builder:
+    """Operands x and result; elements of a softmax, and bytes from one to the next in both.
+
+    Each element of a row is the first of one. As numpy's, it is NaN where one is, and where the
+    largest is infinite.
+    """
+    b = Builder(name, target)
+    count, x_step, out_step = (b.arg(own_slot(2) + i) for i in range(3))
+    type_ = vector_of(target.lanes, "float")
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+
+        def chunk(c: Chunk) -> None:
+            top, total = b.var(c.load(x)), b.var(b.zero(type_))
+            with b.loop(1, count) as k:
+                seen = c.load(b.offset(x, b.mul(k, x_step)))
+                b.set(top, b.intrinsic("maximum", b.get(top), seen))
+            b.set(total, b.zero(type_))
+            with b.loop(0, count) as k:
+                seen = c.load(b.offset(x, b.mul(k, x_step)))
+                power = exp(b, b.fsub(seen, b.get(top)))
+                c.store(power, b.offset(out, b.mul(k, out_step)))
+                b.set(total, b.fadd(b.get(total), power))
+            with b.loop(0, count) as k:
+                place = b.offset(out, b.mul(k, out_step))
+                c.store(b.fdiv(c.load(place), b.get(total)), place)
+
+        over_chunks(b, row.columns, chunk)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def sum_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is one number."""
+    b = Builder(name, target)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        total = _accumulator(b)
+
+        def add(c: Chunk) -> None:
+            b.set(total, b.fadd(b.get(total), c.load(x)))
+
+        over_chunks(b, row.columns, add)
+        b.store(b.sum(b.get(total)), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def mean_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is one number."""
+    b = Builder(name, target)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        total = _accumulator(b)
+        over_chunks(b, row.columns, lambda c: b.set(total, b.fadd(b.get(total), c.load(x))))
+        b.store(b.fdiv(b.sum(b.get(total)), _length(b, row.columns)), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def max_of_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is the largest element, or NaN where there is one."""
+    b = Builder(name, target)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        total = _accumulator(b, -math.inf)
+
+        def join(c: Chunk) -> None:
+            value = c.keep(c.load(x), -math.inf)
+            b.set(total, b.intrinsic("maximum", b.get(total), value))
+
+        over_chunks(b, row.columns, join)
+        b.store(b.intrinsic("vector.reduce.fmaximum", b.get(total), type_="float"), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+def sum_rows_strided(name: str, target: Target) -> Builder:
+    """The same for rows whose elements are not adjacent."""
+    b = Builder(name, target)
+    stride = b.arg(operand_slot(0) + 1)
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        total = b.var(f32(0.0))
+        with b.loop(0, row.columns) as column:
+            value = b.load("float", b.offset(x, b.mul(column, stride)), 4)
+            b.set(total, b.fadd(b.get(total), value))
+        b.store(b.get(total), out, 4)
+
+    over_rows(b, 2, row)
+    return b
+
+
+_LEAST: int = -(2**31)
+
+
+def top_k(name: str, target: Target) -> Builder:
+    """Operand x; result (i32); k. Passes over the row find the next in order, k times.
+
+    Numbers are compared as integers in the same order, NaN being the least; equal ones keep theirs.
+    """
+    b = Builder(name, target)
+    k = b.arg(own_slot(2))
+
+    def key(row: Row, column: Value) -> Value:
+        v = b.fadd(b.load("float", b.offset(row.pointers[0], b.mul(column, 4)), 4), 0.0)
+        bits = b.bitcast(v, "i32")
+        flipped = b.binary("xor", bits, 0x7FFFFFFF)
+        ordered = b.select(b.compare("slt", bits, 0), flipped, bits)
+        least = Value(str(_LEAST), "i32")
+        return b.cast("sext", b.select(b.compare("uno", v, v), least, ordered), "i64")
+
+    def row(row: Row) -> None:
+        last_key, last = b.var(i64(2**40)), b.var(i64(-1))
+        with b.loop(0, k) as rank:
+            best, where = b.var(i64(-(2**40))), b.var(i64(0))
+            b.set(best, i64(-(2**40)))
+            with b.loop(0, row.columns) as column:
+                now = key(row, column)
+                lower = b.compare("slt", now, b.get(last_key))
+                equal = b.compare("eq", now, b.get(last_key))
+                later = b.binary("and", equal, b.compare("sgt", column, b.get(last)))
+                better = b.compare("sgt", now, b.get(best))
+                takes = b.binary("and", b.binary("or", lower, later), better)
+                b.set(where, b.select(takes, column, b.get(where)))
+                b.set(best, b.select(takes, now, b.get(best)))
+            b.set(last_key, b.get(best))
+            b.set(last, b.get(where))
+            number = b.cast("trunc", b.get(where), "i32")
+            b.store(number, b.offset(row.pointers[1], b.mul(rank, 4)), 4)
+
+    over_rows(b, 2, row)
+    return b

@@ -1,0 +1,186 @@
+"""What kernels of rows share: where rows lie, loops over their elements, functions of vectors."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ggsched_cpu.kernels.emit import Builder, Value, constant, vector_of
+
+AXES: Final = 3
+"""Axes before the rows' own."""
+
+HEAD: Final = ("columns", "rows", "part_rows", "axis1", "axis2", "elements")
+"""Arguments of every kernel of rows: length of a row, number of rows, rows of a part, extents of
+two of the three axes that number the rows, and elements in all (the last row may be shorter)."""
+
+OPERAND_SLOTS: Final = 2 + AXES
+"""Of an operand: pointer, stride of an element, strides of the axes, all in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the operands.
+
+    Attributes:
+        number: Which row.
+        columns: Its length.
+        at: The index on each axis.
+        pointers: Its start in each operand.
+    """
+
+    number: Value
+    columns: Value
+    at: tuple[Value, ...]
+    pointers: tuple[Value, ...]
+
+
+def operand_slot(operand: int) -> int:
+    """Return the first slot of an operand."""
+    return len(HEAD) + OPERAND_SLOTS * operand
+
+
+def own_slot(operands: int) -> int:
+    """Return the first slot behind the operands, for arguments of the kernel's own."""
+    return operand_slot(operands)
+
+
+def over_rows(b: Builder, operands: int, body: Callable[[Row], None]) -> None:
+    """Write the loop over the rows of a part."""
+    columns, rows, part_rows, axis1, axis2, elements = (b.arg(i) for i in range(len(HEAD)))
+    starts = [b.arg_pointer(operand_slot(i)) for i in range(operands)]
+    strides = [[b.arg(operand_slot(i) + 2 + k) for k in range(AXES)] for i in range(operands)]
+    first = b.mul(b.parameter("part"), part_rows)
+    last = b.umin(b.add(first, part_rows), rows)
+    with b.loop(first, last) as number:
+        rest, k = b.udiv(number, axis2), b.urem(number, axis2)
+        at = (b.udiv(rest, axis1), b.urem(rest, axis1), k)
+        pointers = []
+        for start, steps in zip(starts, strides, strict=True):
+            place = start
+            for i, step in zip(at, steps, strict=True):
+                place = b.offset(place, b.mul(i, step))
+            pointers.append(place)
+        length = b.umin(columns, b.sub(elements, b.mul(number, columns)))
+        body(Row(number, length, at, tuple(pointers)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some elements of a row that are handled together.
+
+    Attributes:
+        b: Writes the kernel.
+        column: Index of the first.
+        lanes: How many.
+        mask: Which of them are there; None for all.
+    """
+
+    b: Builder
+    column: Value
+    lanes: int
+    mask: Value | None
+
+    def load(self, pointer: Value) -> Value:
+        """Read f32 from a row whose elements are adjacent; 0 where there are none."""
+        at = self.b.offset(pointer, self.b.mul(self.column, 4))
+        type_ = vector_of(self.lanes, "float")
+        if self.mask is None:
+            return self.b.load(type_, at, 4)
+        name = f"llvm.masked.load.v{self.lanes}f32.p0"
+        self.b.declared[name] = f"declare {type_} @{name}(ptr, i32, {self.mask.type}, {type_})"
+        text = f"call {type_} @{name}({at}, i32 4, {self.mask}, {type_} zeroinitializer)"
+        return self.b.value(type_, text)
+
+    def store(self, value: Value, pointer: Value) -> None:
+        """Write f32 to a row whose elements are adjacent."""
+        at = self.b.offset(pointer, self.b.mul(self.column, 4))
+        if self.mask is None:
+            self.b.store(value, at, 4)
+            return
+        name = f"llvm.masked.store.v{self.lanes}f32.p0"
+        self.b.declared[name] = f"declare void @{name}({value.type}, ptr, i32, {self.mask.type})"
+        self.b.line(f"call void @{name}({value}, {at}, i32 4, {self.mask})")
+
+    def times(self, n: int) -> "Chunk":
+        """Return the same elements of a row in which each is several."""
+        b, each = self.b, [i // n for i in range(n * self.lanes)]
+        mask = None if self.mask is None else b.shuffle(self.mask, None, each)
+        return Chunk(b, b.mul(self.column, n), n * self.lanes, mask)
+
+    def keep(self, value: Value, otherwise: Value | float) -> Value:
+        """Return a value, or another one in lanes that are not there."""
+        if self.mask is None:
+            return value
+        return self.b.select(self.mask, value, self.b.same(value, otherwise))
+
+
+def over_chunks(b: Builder, columns: Value, body: Callable[[Chunk], None]) -> None:
+    """Write a loop over vectors of a row, and the rest of the row as a part of a vector."""
+    lanes = b.target.lanes
+    whole = b.binary("and", columns, -lanes)
+    with b.loop(0, whole, lanes) as column:
+        body(Chunk(b, column, lanes, None))
+    rest = b.sub(columns, whole)
+    with b.when(b.compare("ne", rest, 0)):
+        numbers = constant("i32", range(lanes))
+        count = b.splat(b.cast("trunc", rest, "i32"), lanes)
+        body(Chunk(b, whole, lanes, b.compare("slt", numbers, count)))
+
+
+_LOG2_E: Final = 1.0 / math.log(2.0)
+_LN2_HIGH: Final = 0.693145751953125
+_LN2_LOW: Final = math.log(2.0) - _LN2_HIGH
+_EXP_LOW: Final = -87.3
+_EXP_HIGH: Final = 88.72
+# Taylor coefficients of (exp(r) - 1 - r) / r^2; |r| <= ln(2)/2 makes the rest smaller than 1e-8.
+_EXP_TERMS: Final = tuple(1.0 / math.factorial(n) for n in (7, 6, 5, 4, 3, 2))
+
+
+def exp(b: Builder, x: Value) -> Value:
+    """Return e^x: 0 below -87.3, infinity above 88.72, NaN of NaN."""
+    safe = b.fmin(b.fmax(x, _EXP_LOW), _EXP_HIGH)
+    n = b.intrinsic("roundeven", b.fmul(safe, _LOG2_E))
+    r = b.fma(n, -_LN2_LOW, b.fma(n, -_LN2_HIGH, safe))
+    poly = b.same(x, _EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        poly = b.fma(poly, r, term)
+    value = b.fadd(b.fma(b.fmul(r, r), poly, r), 1.0)
+    # In two steps: 2^128 is no f32, but e^88.72 is.
+    whole = b.cast("fptosi", n, "i32")
+    half = b.binary("ashr", whole, 1)
+    for power in (half, b.sub(whole, half)):
+        value = b.fmul(value, b.cast("bitcast", b.binary("shl", b.add(power, 127), 23), "float"))
+    value = b.select(b.compare("olt", x, _EXP_LOW), b.same(x, 0.0), value)
+    value = b.select(b.compare("ogt", x, _EXP_HIGH), b.same(x, math.inf), value)
+    return b.select(b.compare("uno", x, x), x, value)
+
+
+def sigmoid_times(b: Builder, x: Value, factor: float | Value = 1.0) -> Value:
+    """Return ``x / (1 + exp(-factor x))``."""
+    scaled = x if isinstance(factor, float) and factor == 1.0 else b.fmul(x, factor)
+    return b.fdiv(x, one_plus_exp(b, scaled))
+
+
+def one_plus_exp(b: Builder, x: Value) -> Value:
+    """Return ``1 + exp(-x)``."""
+    return b.fadd(exp(b, b.fmul(x, -1.0)), 1.0)
+
+
+_LOG_TERMS: Final = tuple(2.0 / n for n in (15, 13, 11, 9, 7, 5, 3, 1))
+
+
+def softplus(b: Builder, x: Value) -> Value:
+    """Return ``log(1 + exp(x))``, by ``log(1 + e) = 2 atanh(e / (2 + e))`` for e <= 1."""
+    e = exp(b, b.fmin(x, b.fmul(x, -1.0)))
+    z = b.fdiv(e, b.fadd(e, 2.0))
+    square, poly = b.fmul(z, z), b.same(x, _LOG_TERMS[0])
+    for term in _LOG_TERMS[1:]:
+        poly = b.fma(poly, square, term)
+    return b.fma(poly, z, b.fmax(x, 0.0))
+
+
+def tanh(b: Builder, x: Value) -> Value:
+    """Return the hyperbolic tangent."""
+    ratio = b.fdiv(b.same(x, 2.0), b.fadd(exp(b, b.fmul(x, 2.0)), 1.0))
+    return b.fsub(b.same(x, 1.0), ratio)

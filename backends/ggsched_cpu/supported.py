@@ -1,0 +1,68 @@
+"""What devices declare to compute, known without the kernels themselves.
+
+The tests compare these tables with ``ggsched_cpu.lowering.EMITTERS``.
+"""
+
+from typing import Final
+
+from ggsched.backend.user_kernels import user_op_keys
+from ggsched.ir.dtype import F32, FLOAT_DTYPES, I32
+from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS
+from ggsched.ir.shapes import KV_DTYPES
+from ggsched.topology.caps import op_key
+
+FUSIONS: Final = frozenset({"rms_norm+mul"})
+"""Patterns of nodes that kernels compute as one (LCH-6)."""
+
+BUILT_IN_WITHOUT_KERNEL: Final = frozenset({"argsort"})
+
+LIBRARY_WITH_KERNEL: Final = (
+    "nd.average_pool",
+    "nd.concat",
+    "nd.conv",
+    "nd.conv_transpose",
+    "nd.copy",
+    "nd.erf",
+    "nd.exp",
+    "nd.expand",
+    "nd.gather",
+    "nd.gelu",
+    "nd.gru",
+    "nd.hard_sigmoid",
+    "nd.hard_swish",
+    "nd.lstm",
+    "nd.max_pool",
+    "nd.pad",
+    "nd.reduce_max",
+    "nd.reduce_mean",
+    "nd.reduce_sum",
+    "nd.round",
+    "nd.slice",
+    "nd.softmax",
+    "nd.sqrt",
+    "nd.transpose",
+)
+"""Ops of the library ``nd``, for some types and layouts of operands."""
+
+_FIRST_OPERAND: Final = {
+    "get_rows": (*FLOAT_DTYPES, I32),
+    "set_rows": KV_DTYPES,
+    "mul_mat": FLOAT_DTYPES,
+    "mul_mat_id": FLOAT_DTYPES,
+    "attention": KV_DTYPES,
+    "cpy": (*FLOAT_DTYPES, I32),
+    "cont": (*FLOAT_DTYPES, I32),
+    "concat": (F32, I32),
+}
+
+
+def supported_ops(*, is_compiled: bool) -> frozenset[str]:
+    """Return every op on every type of its first operand that a graph can have (TRU-1)."""
+    built_in = (op_key(op, t.name) for op in BUILT_IN for t in _FIRST_OPERAND.get(op, (F32,)))
+    library = (op_key(op, F32.name) for op in LIBRARY_WITH_KERNEL if is_compiled)
+    return frozenset(built_in) | frozenset(library) | user_op_keys("cpu") | LIBRARY_KEYS
+
+
+def reference_ops(*, is_compiled: bool) -> frozenset[str]:
+    """Return the ops of which no node has a compiled kernel, see ``DeviceFacts``."""
+    return LIBRARY_KEYS | (BUILT_IN_WITHOUT_KERNEL if is_compiled else frozenset(BUILT_IN))
