@@ -79,7 +79,7 @@ class CudaQueue(CommandQueue[Point]):
 
     def enter(self) -> None:
         """Make the GPU's context current on this thread."""
-        self.gpu.enter()
+        driver.enter(self.gpu.context)
 
     def blas(self) -> int:
         """Return the stream's own handle of cuBLAS."""
@@ -94,11 +94,10 @@ class CudaQueue(CommandQueue[Point]):
 
     # --- commands ------------------------------------------------------------------------------
 
-    def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
-        """Enqueue a command, behind what is in the backlog, and where the driver has room."""
-        if self.is_behind or not self._has_places():
+    def await_room(self) -> None:
+        """Keep a command in the backlog until the driver has room, also behind others there."""
+        if self.backlog.is_pending or not self._has_places():
             self.backlog.wait_for("wait for room", self._require_places)
-        super().give(command, enqueue, is_timed=is_timed)
 
     def upload(self, source: HostMemory, memory: int, offset: int) -> None:
         """Copy host bytes to the device."""
@@ -281,6 +280,7 @@ class CudaQueue(CommandQueue[Point]):
         self._now.nbytes += block.nbytes
         self._staged += block.nbytes
         self._pieces += 1
+        self.is_full = self._pieces >= MAX_STAGED
         if len(self._now.blocks) >= 8:
             self.behind(self.marker())
         return block
@@ -301,10 +301,10 @@ class CudaQueue(CommandQueue[Point]):
         self._now = Held()
 
     def _has_places(self) -> bool:
-        if self._pieces >= MAX_STAGED:
+        if self.is_full:
             self.enter()
             self._sweep()
-        return self._pieces < MAX_STAGED
+        return not self.is_full
 
     def _require_places(self, timeout_s: float) -> None:
         if not ROOM_POLLING.wait_until(self._has_places, timeout_s):
@@ -323,4 +323,5 @@ class CudaQueue(CommandQueue[Point]):
             self.gpu.pinned.give(block)
         self._staged -= held.nbytes
         self._pieces -= len(held.blocks)
+        self.is_full = self._pieces >= MAX_STAGED
         held.memory, held.blocks, held.nbytes = [], [], 0

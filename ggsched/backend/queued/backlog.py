@@ -51,23 +51,6 @@ class _Item(NamedTuple):
     mark: Callable[[], object] | None = None
 
 
-class _Work:
-    """What the thread and the stream share. The thread does not keep the stream alive."""
-
-    __slots__ = ("beats", "faults", "guard", "handled", "is_over", "lock", "queue", "stop", "where")
-
-    def __init__(self, faults: ErrorState, where: str) -> None:
-        self.faults = faults
-        self.where = where
-        self.queue: SimpleQueue[_Item | None] = SimpleQueue()
-        self.handled = 0
-        self.beats = 0  # times that a wait saw progress
-        self.stop = threading.Event()
-        self.lock = threading.Lock()  # held while a command is handed to the queue
-        self.guard = threading.Lock()  # of ``is_over``: whether the thread has ended for good
-        self.is_over = False
-
-
 class Backlog:
     """What a stream was given behind a wait for a foreign event.
 
@@ -77,29 +60,27 @@ class Backlog:
     Args:
         where: Name of the stream.
         faults: Of the stream. A wait that fails poisons it.
+
+    Attributes:
+        is_pending: Whether commands have to go through it, to stay behind those that are in it. A
+            plain attribute, since each command of the stream reads it.
     """
 
     def __init__(self, where: str, faults: ErrorState) -> None:
-        self._work = _Work(faults, where)
-        self._added = 0
+        self.is_pending = False
+        self._where, self._faults = where, faults
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._added = self._handled = 0
+        self._beats = 0  # times that a wait saw progress
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # held while a command is handed to the queue
+        self._guard = threading.Lock()  # of what counts items, and of whether the thread has ended
+        self._is_over = False
 
     def progress(self) -> Callable[[], tuple[int, int]]:
         """Return a function of how far it is, which does not keep the stream alive."""
-        work = self._work
-        return lambda: (work.handled, work.beats)
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether commands have to go through it, to stay behind those that are in it."""
-        return self._added != self._work.handled
-
-    def run(self, command: str, run: Callable[[], None]) -> None:
-        """Run what enqueues a command: now, or when what is pending has been enqueued."""
-        if self.is_pending:
-            self.add(command, run)
-        else:
-            run()
+        return lambda: (self._handled, self._beats)
 
     def add(self, command: str, run: Callable[[], None], drop: Drop | None = None) -> None:
         """Keep a command.
@@ -150,128 +131,127 @@ class Backlog:
             return timeout_s
         end = time.monotonic() + timeout_s
         if not polling.wait_until(lambda: not self.is_pending, timeout_s):
-            raise late_error(self._work.where, timeout_s)
+            raise late_error(self._where, timeout_s)
         return max(0.0, end - time.monotonic())
 
     def pause(self) -> None:
         """Hand nothing to the queue until ``resume``."""
-        self._work.lock.acquire()
+        self._lock.acquire()
 
     def resume(self) -> None:
         """Go on after ``pause``."""
-        self._work.lock.release()
+        self._lock.release()
 
     def finish(self, end: Callable[[], None]) -> None:
         """Call ``end`` behind what is pending, then end the thread."""
         self.add_always("close", end)
-        self._work.queue.put(None)
+        self._queue.put(None)
 
     def cancel(self) -> None:
         """Give up waits that are not over, and what is behind them; end the thread; legal twice."""
-        self._work.stop.set()
-        self._work.queue.put(None)
+        self._stop.set()
+        self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _put(self, item: _Item) -> bool:
         """Hand an item to the thread; return False if that has ended for good."""
-        work = self._work
-        with work.guard:
-            if work.is_over:
+        with self._guard:
+            if self._is_over:
                 return False
             self._added += 1
-            work.queue.put(item)
+            self.is_pending = True
+            self._queue.put(item)
         if self._thread is None:
             thread = threading.Thread(
-                target=_run, args=(work,), name=f"ggsched {work.where} waits", daemon=True
+                target=self._run, name=f"ggsched {self._where} waits", daemon=True
             )
             try:
-                start_thread(thread, work.where)
+                start_thread(thread, self._where)
             except BaseException:
-                with work.guard:
-                    work.queue.get_nowait()
+                with self._guard:
+                    self._queue.get_nowait()
                     self._added -= 1
+                    self.is_pending = False
                 raise
             self._thread = thread
         return True
 
+    def _run(self) -> None:
+        is_ending = False
+        while True:
+            if is_ending:
+                with self._guard:
+                    if self._queue.empty():
+                        self._is_over = True
+                        return
+            item = self._queue.get()
+            if item is None:
+                is_ending = True
+                continue
+            fault = self._faults.known()
+            if fault is None:
+                fault = self._fault_of(item)
+                self._faults.poison(fault)
+            if fault is not None and item.drop is not None:
+                item.drop(fault)
+            del item, fault  # nothing of a command may stay borrowed once it counts as enqueued
+            with self._guard:  # ``_put`` may add another one meanwhile
+                self._handled += 1
+                self.is_pending = self._handled != self._added
 
-def _run(work: _Work) -> None:
-    is_ending = False
-    while True:
-        if is_ending:
-            with work.guard:
-                if work.queue.empty():
-                    work.is_over = True
-                    return
-        item = work.queue.get()
-        if item is None:
-            is_ending = True
-            continue
-        fault = work.faults.known()
-        if fault is None:
-            fault = _fault_of(item, work)
-            work.faults.poison(fault)
-        if fault is not None and item.drop is not None:
-            item.drop(fault)
-        del item, fault  # nothing of a command may stay borrowed once it counts as enqueued
-        work.handled += 1
+    def _fault_of(self, item: _Item) -> DeviceFault | None:
+        """Wait, or run a command; return how it failed, or None."""
+        why: BaseException | str | None = None
+        try:
+            if item.timeout_s is not None:
+                why = self._outcome(item, item.timeout_s)
+            elif self._acquired():
+                try:
+                    item.run()
+                finally:
+                    self._lock.release()
+            else:
+                why = CLOSED
+        except BaseException as error:  # there is no caller to raise it to
+            # The frames would keep memory borrowed (CPY-4).
+            traceback.clear_frames(error.__traceback__)
+            why = error
+        if why is None:
+            return None
+        if isinstance(why, DeviceFault) and item.timeout_s in (None, inf):
+            return why  # it names the command that failed, of this stream or of the one waited for
+        text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
+        fault = DeviceFault(f"{item.command} failed", where=self._where, why=text, hint=POISONED)
+        if isinstance(why, BaseException):
+            fault.__cause__ = why
+        return fault
 
+    def _acquired(self) -> bool:
+        """Wait until the backlog is not paused; return False if it was cancelled before."""
+        while not self._lock.acquire(timeout=SLICE_S):
+            if self._stop.is_set():
+                return False
+        return True
 
-def _fault_of(item: _Item, work: _Work) -> DeviceFault | None:
-    """Wait, or run a command; return how it failed, or None."""
-    why: BaseException | str | None = None
-    try:
-        if item.timeout_s is not None:
-            why = _outcome(item, item.timeout_s, work)
-        elif _acquired(work):
+    def _outcome(self, item: _Item, timeout_s: float) -> SyncTimeout | str | None:
+        """Wait, slice by slice, while there is progress; return why it was given up, or None."""
+        progress = item.mark or (lambda: None)
+        mark, deadline = progress(), time.monotonic() + timeout_s
+        while True:
             try:
                 item.run()
-            finally:
-                work.lock.release()
-        else:
-            why = CLOSED
-    except BaseException as error:  # there is no caller to raise it to
-        # The frames would keep memory borrowed (CPY-4).
-        traceback.clear_frames(error.__traceback__)
-        why = error
-    if why is None:
-        return None
-    if isinstance(why, DeviceFault) and item.timeout_s in (None, inf):
-        return why  # it names the command that failed, of this stream or of the one waited for
-    text = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-    fault = DeviceFault(f"{item.command} failed", where=work.where, why=text, hint=POISONED)
-    if isinstance(why, BaseException):
-        fault.__cause__ = why
-    return fault
-
-
-def _acquired(work: _Work) -> bool:
-    """Wait until the backlog is not paused; return False if it was cancelled before."""
-    while not work.lock.acquire(timeout=SLICE_S):
-        if work.stop.is_set():
-            return False
-    return True
-
-
-def _outcome(item: _Item, timeout_s: float, work: _Work) -> SyncTimeout | str | None:
-    """Wait, slice by slice, as long as there is progress; return why it was given up, or None."""
-    progress = item.mark or (lambda: None)
-    mark, deadline = progress(), time.monotonic() + timeout_s
-    while True:
-        try:
-            item.run()
-        except SyncTimeout:
-            if work.stop.is_set():
-                return CLOSED
-            now = progress()
-            if now != mark:
-                mark, deadline = now, time.monotonic() + timeout_s
-                work.beats += 1
-            elif time.monotonic() >= deadline:
-                return late_error(work.where, timeout_s, "an event that it waits for is")
-        else:
-            return None
+            except SyncTimeout:
+                if self._stop.is_set():
+                    return CLOSED
+                now = progress()
+                if now != mark:
+                    mark, deadline = now, time.monotonic() + timeout_s
+                    self._beats += 1
+                elif time.monotonic() >= deadline:
+                    return late_error(self._where, timeout_s, "an event that it waits for is")
+            else:
+                return None
 
 
 def succeeded(event: Event) -> bool:

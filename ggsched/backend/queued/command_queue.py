@@ -95,9 +95,11 @@ class CommandQueue(CommandSink, Generic[P]):
         faults: Why it is poisoned, and what has yet to be looked at.
         backlog: Commands that the library's queue has yet to be given.
         times: Takes the times of commands, if somebody requested them.
+        is_full: Whether the library's queue may block whoever enqueues more (STR-2).
     """
 
     polling: ClassVar[Polling]
+    is_full = False
 
     def __init__(self, name: str, timeout_s: float) -> None:
         self.name = name
@@ -158,17 +160,17 @@ class CommandQueue(CommandSink, Generic[P]):
         """Return what takes times of commands from now on."""
         raise NotImplementedError
 
+    def await_room(self) -> None:
+        """Put a wait into the backlog until a queue that ``is_full`` takes another command."""
+
     # --- what is the same for all -----------------------------------------------------------------
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether commands have to stay behind those in the backlog."""
-        return self.backlog.is_pending
-
     def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:
-        """Enqueue a command, behind what is in the backlog."""
-        times = self.times if is_timed else None
-        if not self.is_behind:
+        """Enqueue a command, behind what is in the backlog, and where the queue has room."""
+        times, backlog = self.times if is_timed else None, self.backlog
+        if self.is_full or backlog.is_pending:
+            self.await_room()
+        if not backlog.is_pending:
             self._run(command, enqueue, times)
         elif times is None:
             self.later(command, lambda: self._run(command, enqueue, None))
@@ -196,7 +198,7 @@ class CommandQueue(CommandSink, Generic[P]):
     def record(self, event: PointEvent[P]) -> None:
         """Let an event stand for everything enqueued so far (EVT-1, EVT-6)."""
         fault = self.faults.known()
-        if self.is_behind:
+        if self.backlog.is_pending:
             late: LatePoint[P] = LatePoint(self.name)
             event.mark(late, progress=self._progress)
             self.later("record", lambda: late.issue(self.point()), late.drop)
