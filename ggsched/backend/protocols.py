@@ -95,7 +95,11 @@ class Event(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..7."""
+    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..7.
+
+    A program may have an attribute ``by_reference``, the labels of its nodes for which the device
+    has no kernel and computes the reference arithmetic of the op. Traces mark these nodes.
+    """
 
     def close(self) -> None:
         """Release what was compiled; legal twice (ERR-3). Enqueued launches still run (LCH-1)."""

@@ -124,7 +124,7 @@ def tasks_of(graph):
 
 @pytest.mark.parametrize("channels", [500, 700, 1200])
 def test_windows_of_many_elements(channels):
-    """Panels get narrower with the windows; those that fit no panel are left to numpy."""
+    """Panels get narrower with the windows; those that fit no panel have no kernel."""
     params = {"strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1}
     graph = convolution(((1, channels, 3, 19), (5, channels, 3, 3), {**params, "bias": False}))
     values = values_of(graph)

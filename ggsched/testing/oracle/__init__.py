@@ -2,8 +2,9 @@
 
     outputs = run_oracle(graph, values)
 
-It shares no code with backends. Results of a backend are compared with it; see rule LCH-3 for the
-tolerances.
+It uses no kernel of a backend. Results of a backend are compared with it; see rule LCH-3 for the
+tolerances. The backend ``cpu`` computes nodes for which it has no kernel by the same functions, and
+counts them; there the comparison says nothing about the arithmetic.
 """
 
 from ggsched.testing.oracle.dequant import dequantize, quantize

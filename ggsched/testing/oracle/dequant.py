@@ -1,7 +1,7 @@
 """Decode and encode packed element types, slowly and plainly.
 
-Quantised types are decoded field by field, as ``ggsched.ir.blocks`` defines them. The code is
-shared with no backend, so that a mistake here and a mistake there do not cancel; the layouts
+Quantised types are decoded field by field, as ``ggsched.ir.blocks`` defines them. No kernel
+of a backend uses the code, so that a mistake here and a mistake there do not cancel; the layouts
 themselves are tested against the ``gguf`` package.
 """
 
