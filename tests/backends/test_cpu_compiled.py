@@ -287,11 +287,41 @@ RULES_OF_DECODER = {
 }
 
 
+def steps_of(graph):
+    """Return the steps of a program that is compiled for one thread."""
+    buffers = {t.id: LONE.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+    return compile_steps(bound_nodes(graph, buffers), LONE.kernels_used)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, *PACKED], ids=str)
+@pytest.mark.parametrize("n", [1, 5, 15])
+def test_weights_of_few_rows_have_kernels(dtype, n):
+    """As the weights of a router of a few experts, with the rows of a prompt."""
+    g = GraphBuilder()
+    k = whole(64, dtype)
+    graph = g.build(g.mul_mat(g.weight("w", (n, k), dtype), g.input("x", (20, k))))
+    for made in (TEAM, LONE, ROUNDED):
+        against_oracle.check(made, graph, tame(graph))
+    assert not any(step.by_reference for step in steps_of(graph))
+
+
+@pytest.mark.parametrize("dtype", [F32, I32], ids=str)
+def test_joining_and_tiling_have_kernels(dtype):
+    g = GraphBuilder()
+    x, y = (g.input(name, (3, n, 7), dtype) for name, n in (("x", 4), ("y", 2)))
+    turned = g.permute(g.input("z", (7, 6, 3), dtype), 2, 1, 0)
+    outs = [g.concat(g.concat(x, y, 1), turned, 2)]
+    if dtype is F32:
+        outs += [g.repeat(x, (6, 4, 21)), g.repeat(g.permute(x, 0, 2, 1), (3, 14, 4))]
+    graph = g.build(*outs)
+    against_oracle.check(TEAM, graph, tame(graph, **{n: LeafRule(bound=9) for n in "xyz"}))
+    assert not any(step.by_reference for step in steps_of(graph))
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_a_decoder_is_one_native_call(tokens):
     graph = decoder(tokens)
-    buffers = {t.id: LONE.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-    steps = compile_steps(bound_nodes(graph, buffers), LONE.kernels_used)
+    steps = steps_of(graph)
     assert not any(step.by_reference for step in steps)
     body = segment(steps, LONE._runner(LONE.create_stream()))
     assert [type(piece) for piece in body.pieces] == [Stretch]
@@ -302,9 +332,7 @@ def test_what_has_no_kernel_is_a_call_between_tables():
     g = GraphBuilder()
     x = g.input("x", (3, 40))
     graph = g.build(g.get_rows(g.add(x, x), g.view(g.argsort(x), (2,), (4,))))
-    buffers = {t.id: LONE.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-    steps = compile_steps(bound_nodes(graph, buffers), LONE.kernels_used)
-    body = segment(steps, LONE._runner(LONE.create_stream()))
+    body = segment(steps_of(graph), LONE._runner(LONE.create_stream()))
     assert {type(piece) for piece in body.pieces} == {Stretch, Calls}
 
 
