@@ -32,6 +32,7 @@ a call of the host and a copy behind it, 56 (H100, driver 580)."""
 
 ROOM_POLLING: Final = Polling(spin_s=0.0, share=1 / 16)  # of a thread that nobody waits for
 PATIENCE_S: Final = 1.0
+STAGED_OFTEN: Final = 8
 OFTEN: Final = 64  # transfers, after which the stream looks which of them are complete
 
 
@@ -261,19 +262,23 @@ class CudaQueue(CommandQueue[Point]):
         return False
 
     def hold(self, memory: Any) -> None:
-        """Keep host memory until the transfers so far are complete."""
-        self._now.memory.append(memory)
+        """Keep host memory of the transfer that comes next until that is complete."""
+        # A marker here is behind the transfers so far and in front of the next one.
         if len(self._now.memory) >= OFTEN:
             self.behind(self.marker())
+        self._now.memory.append(memory)
 
     def call(self, to: int, source: int, nbytes: int, holds: Any) -> None:
         """Let a thread of the driver copy host memory."""
         self.gpu.host_calls.enqueue(self.handle, to, source, nbytes, holds, often=False)
 
     def stage(self, nbytes: int) -> PinnedBlock:
-        """Return a pinned block for a transfer."""
-        if self._staged + nbytes > STAGED_NBYTES:
+        """Return a pinned block for the transfer that comes next."""
+        # As in ``hold``: a marker in front of the use of the new block must not release it.
+        is_too_much = self._staged + nbytes > STAGED_NBYTES
+        if is_too_much or len(self._now.blocks) >= STAGED_OFTEN:
             self.behind(self.marker())
+        if is_too_much:
             POLLING.wait_until(self._has_room, PATIENCE_S)
         block = self.gpu.pinned.take(nbytes)
         self._now.blocks.append(block)
@@ -281,8 +286,6 @@ class CudaQueue(CommandQueue[Point]):
         self._staged += block.nbytes
         self._pieces += 1
         self.is_full = self._pieces >= MAX_STAGED
-        if len(self._now.blocks) >= 8:
-            self.behind(self.marker())
         return block
 
     def behind(self, marker: Marker) -> Held:
