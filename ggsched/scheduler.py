@@ -483,8 +483,7 @@ class Scheduler:
         self._last = None
         if follows:
             assert isinstance(executor, Executor)
-            assert isinstance(last, Executor)
-            executor.follow(last)
+            executor.follow()
         elif executor is not last:
             self._drain()
             self._under_way = {}

@@ -90,7 +90,7 @@ class Executor:
             recorder: Writes down what the host does itself.
             watch: Told what the host reads in the middle of a run: the ids of rows.
             captures: Whether commands on devices that offer capture become graphs, from the second
-                run on. Not where each of them is reported.
+                run on. Not where each of them is reported, unless the recorder takes replays.
             network: Carries what a part of a plan sends and receives.
         """
         self.plan = plan
@@ -109,7 +109,7 @@ class Executor:
         self._take(resources)
         self._numbers: Sequence[int] = range(len(self._calls))
         self.captured: CapturedRun | None = None
-        if captures and recorder is None and watch is None:
+        if captures and watch is None and (recorder is None or recorder.replays):
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
         self._first_wait, self._first_at_end = first_wait_at_end(plan), first_at_end(plan)
@@ -221,7 +221,7 @@ class Executor:
             self._explain(broken, self._numbers[number])
             raise broken from failure
 
-    def follow(self, last: "Executor") -> None:
+    def follow(self) -> None:
         """Let the next run come behind the last one of another plan, stream by stream.
 
         Streams do that by themselves (STR-1), except for commands in graphs.
@@ -230,12 +230,10 @@ class Executor:
             DeviceFault: a command of an earlier run failed. The streams have been drained.
         """
         try:
-            if self.captured is not None and last.captured is not None:
-                self.captured.follow(last.captured)
-                return
-            for executor in (last, self):
-                if executor.captured is not None:
-                    executor.captured.hand_over()
+            if self.captured is not None:
+                self.captured.follow()
+            else:
+                self._resources.store.graph_order.release(self._resources.streams)
         except GgschedError as error:
             self._drain_after(error)
             raise

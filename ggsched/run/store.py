@@ -25,6 +25,7 @@ from ggsched.ir.dtype import DType
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.memory import Arena
 from ggsched.run.expert_ledger import ExpertLedger
+from ggsched.run.graph_order import GraphOrder
 from ggsched.run.loading import Loader, NoteWrite
 from ggsched.run.release import close_all
 from ggsched.run.row_cache import RowCache
@@ -98,6 +99,7 @@ class TensorStore:
         self._generations: dict[str, int] = {}
         self._row_caches: dict[str, RowCache] = {}
         self.ledger = ExpertLedger()
+        self.graph_order = GraphOrder()
 
     def hold(self, constants: Mapping[str, bytes]) -> None:
         """Take the bytes of weights that a graph brings along, by name."""
@@ -311,6 +313,7 @@ class TensorStore:
                 failures.append(error)
             except Exception as error:
                 failures.append(broken_by(name_of(self.devices[key[0]]), "sync", error))
+        self.graph_order.drained()
         return failures
 
     def close(self) -> None:

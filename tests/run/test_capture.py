@@ -18,6 +18,7 @@ from ggsched.passes.place import Constraints
 from ggsched.run.capture import MEASURED_RUNS, CapturedRun, captured_run
 from ggsched.run.capture_plan import SHORT, Obstacle, plan_capture
 from ggsched.run.executor import Executor
+from ggsched.run.graph_order import GraphOrder
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
@@ -434,7 +435,7 @@ def test_what_has_been_measured_is_called_without_a_clock():
     w.transfer(q, a, y)
     plan, done = w.plan(), []
     calls = [lambda i=i: done.append(i) for i in range(len(plan.commands))]
-    captured = CapturedRun(plan, [None], calls, {}, None, able=())
+    captured = CapturedRun(plan, [None], calls, {}, None, (), GraphOrder())
     for _ in range(MEASURED_RUNS):
         assert not set(captured.calls) & set(calls)
         for call in captured.calls:
