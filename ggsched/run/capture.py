@@ -363,13 +363,15 @@ class _Replay:
     def _captured(self) -> DeviceGraph:
         device: Device = self._origin.device
         assert offers_capture(device)
-        capture = device.begin_capture(self._streams)
+        capture: Capture | None = None
         try:
+            capture = device.begin_capture(self._streams)
             for call in self._calls:
                 call()
             return self._ended(capture)
         except BaseException:
-            capture.abort()
+            if capture is not None:
+                capture.abort()
             raise
 
     def _ended(self, capture: Capture) -> DeviceGraph:

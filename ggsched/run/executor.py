@@ -15,7 +15,7 @@ import numpy as np
 
 from ggsched.backend.fill import fill
 from ggsched.backend.patience import doing, wait_patiently
-from ggsched.backend.plugin_calls import broken_by, name_of
+from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
@@ -168,9 +168,9 @@ class Executor:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
         self._experts.next_run()
         try:
+            self._left = waits, end
             self._enqueue(0, waits)
             self.is_under_way = True
-            self._left = waits, end
         finally:
             if not self.is_under_way:
                 self._retire_events()
@@ -217,6 +217,8 @@ class Executor:
             raise
         except Exception as failure:
             self._experts.failed()
+            if is_interrupt(failure):
+                raise
             broken = self._broken(failure, self._numbers[number])
             self._explain(broken, self._numbers[number])
             raise broken from failure
@@ -239,10 +241,12 @@ class Executor:
             raise
 
     def drained(self) -> None:
-        """Take note that all streams were drained: the next run need not wait for the last."""
-        if self.owes:
-            self.owes = False
-            self._retire_events()
+        """Take note that all streams were drained: nothing is under way, and all events are done.
+
+        Whatever an interrupted run left is gone afterwards.
+        """
+        self._close_events()
+        self.owes = self.is_under_way = False
         if self.alternate is not None:
             self.alternate.drained()
 
@@ -275,10 +279,7 @@ class Executor:
         if self.alternate is not None:
             self.alternate.close()
             self.alternate = None
-        for event in (*self._retired, *self._events.values()):
-            event.close()
-        self._retired = []
-        self._events.clear()
+        self._close_events()
         self._inputs = {}
         self._outputs = {}
         self._written, self._read = [], []
@@ -310,6 +311,12 @@ class Executor:
             [resources.host_bytes(regions[s.value]) for s in slots]
             for slots in (plan.inputs, plan.outputs)
         )
+
+    def _close_events(self) -> None:
+        for event in (*self._retired, *self._events.values()):
+            event.close()
+        self._retired = []
+        self._events.clear()
 
     def _retire_events(self) -> None:
         """Close the events that are done; a stream of another backend may wait for the others."""
