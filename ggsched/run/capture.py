@@ -91,6 +91,7 @@ class CapturedRun:
         key: What the graphs depend on.
         able: Indices of the devices that are captured.
         order: Of the streams, which other plans use as well.
+        unordered: As for ``plan_capture``.
         first_eager: Whether the first run enqueues the commands.
         holds: What has to live as long as the key is compared.
     """
@@ -105,11 +106,12 @@ class CapturedRun:
         able: Collection[int],
         order: GraphOrder,
         *,
+        unordered: Collection[tuple[int, int]] = (),
         first_eager: bool = False,
         holds: Any = None,
     ) -> None:
         self.key = key
-        found = plan_capture(plan, able)
+        found = plan_capture(plan, able, unordered=unordered)
         self.report = CaptureReport(found, {}, {})
         state = _State.EAGER if first_eager else _State.STALE
         self._parts = [_Replay(s, plan, events, order, self.report, state) for s in found.segments]
@@ -211,15 +213,27 @@ def captured_run(
     """
     r = resources
     specs = zip(plan.streams.streams, r.streams, strict=True)
+    live = {spec.device: stream.device for spec, stream in specs}
     able = {
-        spec.device
-        for spec, live in specs
-        if (on_host or not live.device.facts.is_host) and offers_capture(live.device)
+        index
+        for index, device in live.items()
+        if (on_host or not device.facts.is_host) and offers_capture(device)
+    }
+    unordered = {
+        (a, b) for a in able for b in able if a != b and live[a].wait_path(live[b].facts) == "host"
     }
     key = _key_of(plan, r)
-    order = r.store.graph_order
     return CapturedRun(
-        plan, r.streams, calls, events, key, able, order, first_eager=first_eager, holds=r
+        plan,
+        r.streams,
+        calls,
+        events,
+        key,
+        able,
+        r.store.graph_order,
+        unordered=unordered,
+        first_eager=first_eager,
+        holds=r,
     )
 
 

@@ -35,7 +35,7 @@ class Recorder:
             the commands of its graph, without times. Else all commands are enqueued one by one.
 
     Attributes:
-        replays: As given.
+        replays: Whether devices offer capture, and record replays.
         clock: What times are in.
         log: Called with each call, as text, when it is made; or None.
         setup: How the run was set up, where the caller says so.
