@@ -870,7 +870,11 @@ class Scheduler:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
         key = self._planner.next_key(graph, constraints)
-        return self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+        known = self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+        if isinstance(known, Executor) and known.is_closed:  # its eviction was interrupted
+            self._executors.drop(key)
+            known = self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+        return known
 
     def _timed_bind(self, graph: Graph, constraints: Constraints) -> Run:
         began = time.perf_counter()

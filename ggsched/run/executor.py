@@ -64,6 +64,7 @@ class Executor:
         takes_turns: See ``ggsched.run.following``.
         owes: Whether the next run waits for the end of the last.
         is_under_way: Whether a run was started that has not been finished.
+        is_closed: Whether it was closed, or closing it was interrupted.
         alternate: Double buffering: the plan once more, with memory of its own, for every other
             run. It is closed with this.
     """
@@ -99,7 +100,7 @@ class Executor:
         self._timeout_s = timeout_s
         self._events: dict[int, Event] = {}
         self._retired: list[Event] = []
-        self._is_closed = False
+        self.is_closed = False
         self._recorder, self._watch = recorder, watch
         self._calls: tuple[Call, ...] = ()
         self._inputs: dict[str, np.ndarray] = {}
@@ -151,7 +152,7 @@ class Executor:
             DeviceFault: as ``run``. There is nothing to finish then.
             SyncTimeout: likewise.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
         if self.is_under_way:
             raise UsageError("a run has not been finished", where=self.plan.name)
@@ -261,8 +262,8 @@ class Executor:
         Raises:
             UsageError: they are another plan's, or the executor is closed. Nothing has changed.
         """
-        if self._is_closed or resources.plan != self.plan:
-            why = "the executor is closed" if self._is_closed else "they are another plan's"
+        if self.is_closed or resources.plan != self.plan:
+            why = "the executor is closed" if self.is_closed else "they are another plan's"
             raise UsageError("resources cannot be handed over", where=self.plan.name, why=why)
         before = self._resources
         self.drained()
@@ -275,7 +276,7 @@ class Executor:
 
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
-        self._is_closed = True
+        self.is_closed = True
         if self.alternate is not None:
             self.alternate.close()
             self.alternate = None
