@@ -383,13 +383,15 @@ class Scheduler:
             return StartedRun.ended(self.guard, _outputs(graph, planned, made))
         executor = self._idle(planned.graph, executor)
         self._order(executor, executor.state_streams)
-        self._begin(executor, inputs)
 
         def finish() -> Outputs:
-            return _outputs(graph, planned, self._finish(executor))
+            self._settle(executor)
+            return _outputs(graph, planned, self._finish(executor, self._last))
 
         run = StartedRun(self.guard, finish, lambda: executor.is_done)
+        self._begin(executor, inputs)
         self._started.append((executor, run))
+        self._last = executor
         return run
 
     @property
@@ -441,12 +443,12 @@ class Scheduler:
             self._last = executor
         elif self._recorder is None:
             self._begin(executor, inputs)
-            outputs = self._finish(executor, copy=copy)
+            outputs = self._finish(executor, executor, copy=copy)
         else:
             known, recorder = wanted.rates, self._recorder
             with recorded_run(recorder, graph, executor.plan, self.topology, known):
                 self._begin(executor, inputs)
-                outputs = self._finish(executor, copy=copy)
+                outputs = self._finish(executor, executor, copy=copy)
         if is_tried:
             self._drain()
             loser = self._planner.note_run(graph, wanted, self._clock() - began)
@@ -455,17 +457,16 @@ class Scheduler:
         return outputs
 
     def _begin(self, executor: Executor, inputs: Mapping[str, ArrayLike]) -> None:
-        """Start a run that is in order with all that is under way."""
+        """Start a run that is in order with all that is under way; the next one may not follow."""
         self._store.require_files()
         executor.start(host_arrays(inputs))
-        self._last = executor
 
-    def _finish(self, executor: Executor, *, copy: bool = True) -> dict[int, np.ndarray]:
-        """Wait for a run that was started, and before that for those that were started earlier."""
-        while self._started and self._started[0][0] is not executor:
-            self._started[0][1].settle()
+    def _finish(
+        self, executor: Executor, last: Run | None, *, copy: bool = True
+    ) -> dict[int, np.ndarray]:
+        """Wait for the first run that is under way; ``last`` is the one started last."""
+        self._last = None  # a run that is cut short leaves work behind
         del self._started[:1]
-        last, self._last = self._last, None  # a run that is cut short leaves work behind
         outputs = executor.finish(copy=copy)
         self._store.require_files()  # what was read of a file that was cut short does not count
         self._last = last
@@ -483,8 +484,7 @@ class Scheduler:
         self._last = None
         if follows:
             assert isinstance(executor, Executor)
-            assert isinstance(last, Executor)
-            executor.follow(last)
+            executor.follow()
         elif executor is not last:
             self._drain()
             self._under_way = {}
@@ -493,10 +493,17 @@ class Scheduler:
         elif executor is not last:
             self._under_way.update(streams)
 
-    def _settle(self) -> None:
-        """Wait for all runs that were started; their errors are for those who take the outputs."""
-        while self._started:
-            self._started[0][1].settle()
+    def _settle(self, before: Executor | None = None) -> None:
+        """Wait for runs that were started, all or those that were started before one.
+
+        Their errors are for those who take the outputs.
+        """
+        while self._started and self._started[0][0] is not before:
+            started = self._started[0]
+            started[1].settle()
+            if self._started[:1] == [started]:  # the wait was cut short: who is next drains
+                self._last = None
+                del self._started[0]
 
     def _idle(self, graph: Graph, executor: Executor) -> Executor:
         """Return the executor or its alternate, whichever has no run under way."""
@@ -641,7 +648,7 @@ class Scheduler:
             raise UsageError(f"{unknown[0]!r} is not resident", where="reload_weights")
         self._drain()
         self._last = self._ran = None
-        close_all(self._executors.take_all())
+        close_all(self._executors.values(), self._executors.take_all)
         self._store.release(names)
 
     @guarded()
@@ -752,12 +759,14 @@ class Scheduler:
             >>> scheduler.close()
             >>> scheduler.close()
         """
-        if os.getpid() != self.guard.process:
-            return
-        with self.guard.hold("Scheduler.close"):
-            if not self._is_closed:
-                self._is_closed = True
-                self._release()
+        if os.getpid() == self.guard.process:
+            self._close()
+
+    @guarded(name="Scheduler.close")
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._devices:
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -818,7 +827,11 @@ class Scheduler:
         self._has_room = True
         # Whatever fails while draining has been reported before, or nothing waits for it any more.
         self._settle_drained(self._store.drain())
-        close_all([*self._executors.take_all(), self._store, *self._owned])
+        close_all([*self._executors.values(), self._store, *self._owned], self._released)
+
+    def _released(self) -> None:
+        self._executors.take_all()
+        self._devices = []
 
     def _bind(self, graph: Graph, constraints: Constraints) -> Run:
         """Return a plan with its resources; plans that are merely kept give way to it."""
@@ -835,7 +848,7 @@ class Scheduler:
             self._has_room = False
         self._drain()
         self._last = self._ran = None
-        close_all(self._executors.take_all())
+        close_all(self._executors.values(), self._executors.take_all)
         self._planner.settle("there is no memory for two plans")
         return self._bound(graph, plan)
 
@@ -857,7 +870,11 @@ class Scheduler:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
         key = self._planner.next_key(graph, constraints)
-        return self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+        known = self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+        if isinstance(known, Executor) and known.is_closed:  # its eviction was interrupted
+            self._executors.drop(key)
+            known = self._executors.get(key, lambda: self._timed_bind(graph, constraints))
+        return known
 
     def _timed_bind(self, graph: Graph, constraints: Constraints) -> Run:
         began = time.perf_counter()
@@ -873,20 +890,23 @@ class Scheduler:
         executor.close()
 
     def _drain(self) -> None:
+        last, self._last = self._last, None  # until all have taken note
         failures = self._store.drain()
         self._settle_drained(failures)
+        if failures:
+            raise failures[0]
         for executor in self._executors.values():
             if isinstance(executor, Executor):
                 executor.drained()
-        if failures:
-            raise failures[0]
+        self._last = last
 
     def _settle_drained(self, failures: Sequence[GgschedError]) -> None:
         """Take note of how the runs ended that were started: all streams have been drained."""
         while self._started and failures:
-            executor, run = self._started.pop(0)
-            executor.give_up()
+            executor, run = self._started[0]
             run.fail(failures[0])
+            executor.give_up()
+            del self._started[0]
         self._settle()
 
 

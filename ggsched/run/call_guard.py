@@ -6,6 +6,7 @@ source of weights, a progress callback, the ``__dlpack__`` of an input) cannot d
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -23,12 +24,26 @@ _INNERMOST: Final = "innermost"
 class _Call:
     """A call that wants to run, or that runs, and the call that it is made inside."""
 
-    __slots__ = ("is_open", "may_nest", "name", "outer", "thread")
+    __slots__ = ("is_method", "is_open", "may_nest", "name", "outer", "thread")
 
-    def __init__(self, name: str, is_open: bool, may_nest: bool) -> None:
-        self.name, self.is_open, self.may_nest = name, is_open, may_nest
+    def __init__(self, name: str, is_open: bool, may_nest: bool, is_method: bool = False) -> None:
+        self.name, self.is_open, self.may_nest, self.is_method = name, is_open, may_nest, is_method
         self.thread = get_ident()
         self.outer: _Call | None = None
+
+    def is_over(self) -> bool:
+        """Whether it was interrupted where it leaves: its method is not on its thread's stack.
+
+        A block (``CallGuard.hold``) may be left and entered again, so it is never taken for over.
+        """
+        if not self.is_method:
+            return False
+        frame = sys._current_frames().get(self.thread)
+        while frame is not None:
+            if frame.f_code is _METHOD and frame.f_locals.get("call") is self:
+                return False
+            frame = frame.f_back
+        return True
 
 
 class CallGuard:
@@ -55,8 +70,11 @@ class CallGuard:
     def _enter(self, call: _Call) -> None:
         if os.getpid() != self.process:
             raise forked_error(call.name, self.process)
-        holder = self._slot.setdefault(_INNERMOST, call)
-        if holder is call:
+        while (holder := self._slot.setdefault(_INNERMOST, call)) is not call:
+            if not holder.is_over():
+                break
+            self._leave(holder)
+        else:
             return
         if holder.thread != call.thread or not (call.may_nest or holder.is_open):
             raise _refusal(call, holder)
@@ -105,21 +123,22 @@ S = TypeVar("S", bound=Guarded)
 
 
 def guarded(
-    *, is_open: bool = False, may_nest: bool = False
+    *, is_open: bool = False, may_nest: bool = False, name: str = ""
 ) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
     """Return a decorator for methods that run while they hold ``self.guard``.
 
     Args:
         is_open: As for ``CallGuard.hold``.
         may_nest: As for ``CallGuard.hold``.
+        name: For messages; that of the method, if not given.
     """
 
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        name = method.__qualname__
+        known = name or method.__qualname__
 
         @wraps(method)
         def guarded_method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            guard, call = self.guard, _Call(name, is_open, may_nest)
+            guard, call = self.guard, _Call(known, is_open, may_nest, True)
             try:
                 guard._enter(call)
                 return method(self, *args, **kwargs)
@@ -129,6 +148,10 @@ def guarded(
         return guarded_method
 
     return decorate
+
+
+_METHOD: Final = guarded()(lambda self: None).__code__
+"""What runs the call of a method, whichever it is."""
 
 
 def forked_error(name: str, process: int) -> UsageError:

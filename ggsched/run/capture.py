@@ -9,8 +9,9 @@ is after any other difference.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from time import perf_counter
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ggsched.errors import DeviceFault
 from ggsched.plan.bundle import Plan
 from ggsched.run.capture_key import CaptureKey, capture_key
 from ggsched.run.capture_plan import CapturePlan, CaptureSegment, Obstacle, plan_capture
+from ggsched.run.graph_order import GraphOrder
 from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
 
@@ -88,6 +90,8 @@ class CapturedRun:
         events: Where these calls keep the events of a run, by number.
         key: What the graphs depend on.
         able: Indices of the devices that are captured.
+        order: Of the streams, which other plans use as well.
+        unordered: As for ``plan_capture``.
         first_eager: Whether the first run enqueues the commands.
         holds: What has to live as long as the key is compared.
     """
@@ -100,29 +104,30 @@ class CapturedRun:
         events: dict[int, Event],
         key: CaptureKey,
         able: Collection[int],
+        order: GraphOrder,
         *,
+        unordered: Collection[tuple[int, int]] = (),
         first_eager: bool = False,
         holds: Any = None,
     ) -> None:
         self.key = key
-        found = plan_capture(plan, able)
+        found = plan_capture(plan, able, unordered=unordered)
         self.report = CaptureReport(found, {}, {})
-        self._parts = [_Replay(s, plan, events, self.report) for s in found.segments]
+        state = _State.EAGER if first_eager else _State.STALE
+        self._parts = [_Replay(s, plan, events, order, self.report, state) for s in found.segments]
         devices = [s.device for s in plan.streams.streams]
         if any(len({devices[q] for q in s.streams}) > 1 for s in found.segments):
             alone = plan_capture(plan, able, together=False).segments
             for part in self._parts:
-                part.take_apart([_Replay(s, plan, events, self.report) for s in alone])
-        numbers = [segment.start for segment in found.segments]
-        entries: list[tuple[int, _Replay | _Timed]] = list(zip(numbers, self._parts, strict=True))
-        for part in self._parts:
-            part.waits = first_eager
-        for obstacle in found.obstacles:
-            entries += _timed(obstacle, plan, self.report)
-            numbers += range(obstacle.start, obstacle.stop)
-        self._entries = dict(entries)
-        self._timed = {n: entry for n, entry in entries if isinstance(entry, _Timed)}
-        self.numbers: tuple[int, ...] = tuple(sorted(numbers))
+                part.take_apart([_Replay(s, plan, events, order, self.report) for s in alone])
+        self._replays = {s.start: p for s, p in zip(found.segments, self._parts, strict=True)}
+        self._timed = {n: t for o in found.obstacles for n, t in _timed(o, plan, self.report)}
+        outside = (n for o in found.obstacles for n in range(o.start, o.stop))
+        self.numbers: tuple[int, ...] = tuple(sorted([*self._replays, *outside]))
+        own = {q for s in found.segments for q in s.streams[1:] if q not in s.tied}
+        self._direct = [q for q in range(len(devices)) if q not in own]
+        self._order = order
+        self.calls: tuple[Call, ...] = ()
         self._bind(streams, calls, holds)
 
     def renew(
@@ -150,7 +155,8 @@ class CapturedRun:
         renewal = key.renewal(self.key)
         self.key = key
         for part in self._parts:
-            part.is_stale = part.is_stale or renewal != "replay"
+            if renewal != "replay":
+                part.outdate()
         self._bind(streams or self._streams, calls or self._calls, holds or self._holds)
         if renewal == "capture":
             self.close()
@@ -158,34 +164,16 @@ class CapturedRun:
     def after_run(self) -> tuple[Call, ...]:
         """Return the calls of the next run: commands that have been measured lose their clock."""
         if self._timed and not any(call.is_measuring for call in self._timed.values()):
-            for number in self._timed:
-                del self._entries[number]
+            self.calls = self._calls_with({})
             self._timed = {}
-            self._bind(self._streams, self._calls, self._holds)
         return self.calls
 
-    def follow(self, last: "CapturedRun") -> None:
-        """Let the next run come behind the last one of another plan.
+    def follow(self) -> None:
+        """Let the next run come behind graphs of other plans: their streams outside of graphs.
 
-        Graphs follow graphs on their origins, if that is enough; others are handed over.
+        Streams that only graphs use are put in order by each replay.
         """
-        before = {part.origin: part for part in last._parts}
-        for part in self._parts:
-            own = before.get(part.origin)
-            if own is not None and part.goes_on_from(own):
-                del before[part.origin]
-            else:
-                part.hand_over()
-        for part in before.values():
-            part.hand_over()
-
-    def hand_over(self) -> None:
-        """Order streams that only a graph uses with those of other plans, before and after.
-
-        A graph is a command of its first stream, so no other stream keeps it in order (CAP-1).
-        """
-        for part in self._parts:
-            part.hand_over()
+        self._order.release([self._streams[q] for q in self._direct])
 
     def close(self) -> None:
         """Release the graphs; legal twice."""
@@ -193,9 +181,14 @@ class CapturedRun:
 
     def _bind(self, streams: Sequence[Stream], calls: Sequence[Call], holds: Any) -> None:
         self._streams, self._calls, self._holds = streams, calls, holds
-        for entry in self._entries.values():
+        entries: list[_Replay | _Timed] = [*self._parts, *self._timed.values()]
+        for entry in entries:
             entry.bind(streams, calls)
-        self.calls: tuple[Call, ...] = tuple(self._entries.get(n, calls[n]) for n in self.numbers)
+        self.calls = self._calls_with(self._timed)
+
+    def _calls_with(self, timed: Mapping[int, "_Timed"]) -> tuple[Call, ...]:
+        made: Mapping[int, Call] = {**self._replays, **timed}
+        return tuple(made.get(n, self._calls[n]) for n in self.numbers)
 
 
 def captured_run(
@@ -220,13 +213,28 @@ def captured_run(
     """
     r = resources
     specs = zip(plan.streams.streams, r.streams, strict=True)
+    live = {spec.device: stream.device for spec, stream in specs}
     able = {
-        spec.device
-        for spec, live in specs
-        if (on_host or not live.device.facts.is_host) and offers_capture(live.device)
+        index
+        for index, device in live.items()
+        if (on_host or not device.facts.is_host) and offers_capture(device)
+    }
+    unordered = {
+        (a, b) for a in able for b in able if a != b and live[a].wait_path(live[b].facts) == "host"
     }
     key = _key_of(plan, r)
-    return CapturedRun(plan, r.streams, calls, events, key, able, first_eager=first_eager, holds=r)
+    return CapturedRun(
+        plan,
+        r.streams,
+        calls,
+        events,
+        key,
+        able,
+        r.store.graph_order,
+        unordered=unordered,
+        first_eager=first_eager,
+        holds=r,
+    )
 
 
 def renew_run(
@@ -242,43 +250,46 @@ def _key_of(plan: Plan, resources: Resources) -> CaptureKey:
     return capture_key(plan, r.buffers, r.host, r.programs, r.streams)
 
 
+class _State(Enum):
+    """What the next call of a segment does."""
+
+    EAGER = "enqueue the commands one by one, as a plan that is run once is not worth a capture"
+    STALE = "capture, or update the graph that is there, and replay"
+    READY = "replay"
+    REFUSED = "enqueue the commands, or the graphs of each device by itself"
+
+
 class _Replay:
     """One segment: captured in the first run, replayed in all of them.
 
     One of several devices whose capture is refused is captured for each device apart.
-
-    Attributes:
-        waits: Whether the next run enqueues the commands one by one.
-        is_stale: Whether the graph has to be updated before it is replayed again.
-        is_beside: Whether its streams may have work that the origin does not know of: commands that
-            were enqueued one by one, or by another plan.
     """
 
     def __init__(
-        self, segment: CaptureSegment, plan: Plan, events: dict[int, Event], report: CaptureReport
+        self,
+        segment: CaptureSegment,
+        plan: Plan,
+        events: dict[int, Event],
+        order: GraphOrder,
+        report: CaptureReport,
+        state: _State = _State.STALE,
     ) -> None:
         self._segment = segment
         commands = plan.commands[segment.start : segment.stop]
         self._recorded = [event for c in commands for event in c.effects.records]
         self._events = events
+        self._order = order
         self._report = report
         self._graph: DeviceGraph | None = None
-        self._is_refused = False
         self._apart: list[_Replay] = []
-        self.waits = False
-        self.is_beside = True
-        self._is_stale = False
+        self._state = state
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the graph has to be updated before it is replayed again."""
-        return self._is_stale
-
-    @is_stale.setter
-    def is_stale(self, value: bool) -> None:
-        self._is_stale = value
+    def outdate(self) -> None:
+        """Take note that the graph has to be updated before it is replayed again."""
+        if self._state is _State.READY:
+            self._state = _State.STALE
         for part in self._apart:
-            part.is_stale = value
+            part.outdate()
 
     def take_apart(self, parts: Sequence["_Replay"]) -> None:
         """Take those segments that lie within this one, and are shorter, for a refusal."""
@@ -303,63 +314,43 @@ class _Replay:
             part.bind(streams, calls)
 
     def __call__(self) -> None:
-        if (self._graph is None or self.is_stale) and not self._is_refused and not self.waits:
-            self._capture()
-        self.waits = False
-        if self._graph is None:
-            self.is_beside = True
-            self._run_apart()
+        if self._state is not _State.READY and not self._is_made_ready():
             return
-        before, self.is_beside = (self._others if self.is_beside else self._tied), False
-        if before:
-            self._join(before, [self._origin])
+        self._order.gather(self._origin, self._others)
         self._origin.replay(self._graph)
         self._report.replays += 1
         if self._tied:
-            self._join([self._origin], self._tied)
+            self._order.release(self._tied)
         for number in self._segment.renewed:
             event = self._events[number] = self._origin.device.create_event()
             self._origin.record(event)
 
-    @property
-    def origin(self) -> Stream:
-        """The stream that replays are commands of."""
-        origin: Stream = self._origin
-        return origin
-
-    def goes_on_from(self, last: "_Replay") -> bool:
-        """Whether the next replay may come right behind the last one of another segment.
-
-        That is where both are on one origin, nothing else is enqueued on their streams, and this
-        one's are among the other's, which is as far as the origin is known to be in order.
-        """
-        is_ready = self._graph is not None and not self.is_stale and not self.waits
-        is_alone = not last.is_beside and not last._tied and not self._tied
-        if not is_ready or not is_alone or not set(self._streams) <= set(last._streams):
-            return False
-        self.is_beside = False
-        return True
-
-    def hand_over(self) -> None:
-        """Let what others enqueue come behind the last replay, and the next replay behind that."""
-        for part in self._apart:
-            part.hand_over()
-        if self._others and not self.is_beside:
-            self._join([self._origin], self._others)
-        self.is_beside = True
+    def _is_made_ready(self) -> bool:
+        """Capture; or enqueue the commands, where there is no graph to replay."""
+        if self._state is _State.STALE and self._is_captured():
+            return True
+        self._run_apart()
+        if self._state is _State.EAGER:
+            self._state = _State.STALE
+        return False
 
     def _run_apart(self) -> None:
         """Enqueue the commands, or after a refusal the graphs of each device by itself."""
         at, start = 0, self._segment.start
-        for part in self._apart if self._is_refused else ():
-            for call in self._calls[at : part._segment.start - start]:
-                call()
+        for part in self._apart if self._state is _State.REFUSED else ():
+            self._enqueue(at, part._segment.start - start)
             part()
             at = part._segment.stop - start
-        for call in self._calls[at:]:
+        self._enqueue(at, len(self._calls))
+
+    def _enqueue(self, first: int, stop: int) -> None:
+        """Enqueue some of the commands one by one."""
+        if first < stop:
+            self._order.release(self._streams)
+        for call in self._calls[first:stop]:
             call()
 
-    def _capture(self) -> None:
+    def _is_captured(self) -> bool:
         """Capture, or learn that the device refuses, which is reported and not tried again.
 
         A stale graph stays so unless the capture comes to an end, and is closed if the device
@@ -370,28 +361,31 @@ class _Replay:
             graph = self._captured()
         except DeviceFault as error:
             self.close()
-            self._is_refused = True
+            self._state = _State.REFUSED
             self._report.refused[first] = error.one_line()
             _LOG.warning("a capture was refused, its commands run one by one: %s", error)
-            return
+            return False
         finally:
             for number in self._recorded:
                 event = self._events.pop(number, None)
                 if event is not None:
                     event.close()
-        self._graph, self.is_stale = graph, False
+        self._graph, self._state = graph, _State.READY
         self._report.nodes[first] = graph.nodes
+        return True
 
     def _captured(self) -> DeviceGraph:
         device: Device = self._origin.device
         assert offers_capture(device)
-        capture = device.begin_capture(self._streams)
+        capture: Capture | None = None
         try:
+            capture = device.begin_capture(self._streams)
             for call in self._calls:
                 call()
             return self._ended(capture)
         except BaseException:
-            capture.abort()
+            if capture is not None:
+                capture.abort()
             raise
 
     def _ended(self, capture: Capture) -> DeviceGraph:
@@ -404,22 +398,15 @@ class _Replay:
                 return graph
             report.not_updated[self._segment.start] = why
             self.close()  # the new one is not to need memory beside it
-        made = capture.end()
+        self._graph = capture.end()
         report.captures += 1
-        return made
-
-    def _join(self, earlier: Sequence[Stream], later: Sequence[Any]) -> None:
-        """Let streams wait for all that others were given so far."""
-        for stream in earlier:
-            event = stream.device.create_event()
-            stream.record(event)
-            for waiter in later:
-                waiter.wait(event)
-            event.close()  # a stream of its own backend goes on waiting (EVT-5)
+        return self._graph
 
     def close(self) -> None:
         """Release the graph; legal twice."""
         close_all(self._apart)
+        if self._state is _State.READY:
+            self._state = _State.STALE
         graph, self._graph = self._graph, None
         if graph is not None:
             graph.close()

@@ -16,10 +16,11 @@ All streams of a segment fork from one of them, its origin, and are joined to it
 tied to the origin by events where they have commands that are not captured, and where the run
 before was another plan's or enqueued the commands one by one.
 
-Peers are captured together where they exchange so often that a graph of each would be short, as
-devices do that share layers: an event between graphs costs the host two calls and the devices the
-start of a graph. The stages of a pipeline are not: a graph begins when all of its streams have come
-so far, so the next batch would wait for the last stage of this one.
+Peers whose streams wait for each other's events are captured together where they exchange so often
+that a graph of each would be short, as devices do that share layers: an event between graphs costs
+the host two calls and the devices the start of a graph. The stages of a pipeline are not: a graph
+begins when all of its streams have come so far, so the next batch would wait for the last stage of
+this one.
 """
 
 from collections import Counter
@@ -96,16 +97,28 @@ class CapturePlan:
         return "\n".join(line for _, line in sorted(lines))
 
 
-def plan_capture(plan: Plan, able: Collection[int], *, together: bool = True) -> CapturePlan:
+def plan_capture(
+    plan: Plan,
+    able: Collection[int],
+    *,
+    together: bool = True,
+    unordered: Collection[tuple[int, int]] = (),
+) -> CapturePlan:
     """Find the segments of a plan.
 
     Args:
         plan: The plan.
         able: Indices of the devices that offer capture.
         together: Whether peers may be captured together.
+        unordered: Pairs of devices of which the first has streams that cannot wait for events of
+            the second: they are not captured together, since events order the streams of a graph.
     """
     alone = _capture(plan, {device: device for device in able})
-    peers = {d: min(e for e in able if _are_together(plan, d, e)) for d in able}
+    peers: dict[int, int] = {}
+    for device in sorted(able):
+        groups = [[e for e in peers if peers[e] == first] for first in sorted({*peers.values()})]
+        fitting = (g for g in groups if all(_are_peers(plan, device, e, unordered) for e in g))
+        peers[device] = min(next(fitting, [device]))
     shared = {s.device for s in plan.streams.streams if s.device in peers}
     if not together or len({peers[d] for d in shared}) == len(shared):
         return alone
@@ -113,8 +126,12 @@ def plan_capture(plan: Plan, able: Collection[int], *, together: bool = True) ->
     return _capture(plan, peers) if sum(weights) < SHORT * len(weights) else alone
 
 
-def _are_together(plan: Plan, a: int, b: int) -> bool:
-    return a == b or reads_peer(plan.devices[a], plan.devices[b])
+def _are_peers(plan: Plan, a: int, b: int, unordered: Collection[tuple[int, int]]) -> bool:
+    """Whether streams of two devices may be in one graph, and events order them outside of it."""
+    first, second = plan.devices[a], plan.devices[b]
+    have_events = first.has_events and second.has_events
+    is_ordered = (a, b) not in unordered and (b, a) not in unordered
+    return reads_peer(first, second) and have_events and is_ordered
 
 
 def _capture(plan: Plan, groups: Mapping[int, int]) -> CapturePlan:

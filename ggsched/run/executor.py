@@ -15,7 +15,7 @@ import numpy as np
 
 from ggsched.backend.fill import fill
 from ggsched.backend.patience import doing, wait_patiently
-from ggsched.backend.plugin_calls import broken_by, name_of
+from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
@@ -64,6 +64,7 @@ class Executor:
         takes_turns: See ``ggsched.run.following``.
         owes: Whether the next run waits for the end of the last.
         is_under_way: Whether a run was started that has not been finished.
+        is_closed: Whether it was closed, or closing it was interrupted.
         alternate: Double buffering: the plan once more, with memory of its own, for every other
             run. It is closed with this.
     """
@@ -90,7 +91,7 @@ class Executor:
             recorder: Writes down what the host does itself.
             watch: Told what the host reads in the middle of a run: the ids of rows.
             captures: Whether commands on devices that offer capture become graphs, from the second
-                run on. Not where each of them is reported.
+                run on. Not where each of them is reported, unless the recorder takes replays.
             network: Carries what a part of a plan sends and receives.
         """
         self.plan = plan
@@ -99,7 +100,7 @@ class Executor:
         self._timeout_s = timeout_s
         self._events: dict[int, Event] = {}
         self._retired: list[Event] = []
-        self._is_closed = False
+        self.is_closed = False
         self._recorder, self._watch = recorder, watch
         self._calls: tuple[Call, ...] = ()
         self._inputs: dict[str, np.ndarray] = {}
@@ -109,7 +110,7 @@ class Executor:
         self._take(resources)
         self._numbers: Sequence[int] = range(len(self._calls))
         self.captured: CapturedRun | None = None
-        if captures and recorder is None and watch is None:
+        if captures and watch is None and (recorder is None or recorder.replays):
             self.captured = captured_run(plan, resources, self._calls, self._events)
             self._calls, self._numbers = self.captured.calls, self.captured.numbers
         self._first_wait, self._first_at_end = first_wait_at_end(plan), first_at_end(plan)
@@ -151,7 +152,7 @@ class Executor:
             DeviceFault: as ``run``. There is nothing to finish then.
             SyncTimeout: likewise.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
         if self.is_under_way:
             raise UsageError("a run has not been finished", where=self.plan.name)
@@ -168,9 +169,9 @@ class Executor:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
         self._experts.next_run()
         try:
+            self._left = waits, end
             self._enqueue(0, waits)
             self.is_under_way = True
-            self._left = waits, end
         finally:
             if not self.is_under_way:
                 self._retire_events()
@@ -217,11 +218,13 @@ class Executor:
             raise
         except Exception as failure:
             self._experts.failed()
+            if is_interrupt(failure):
+                raise
             broken = self._broken(failure, self._numbers[number])
             self._explain(broken, self._numbers[number])
             raise broken from failure
 
-    def follow(self, last: "Executor") -> None:
+    def follow(self) -> None:
         """Let the next run come behind the last one of another plan, stream by stream.
 
         Streams do that by themselves (STR-1), except for commands in graphs.
@@ -230,21 +233,21 @@ class Executor:
             DeviceFault: a command of an earlier run failed. The streams have been drained.
         """
         try:
-            if self.captured is not None and last.captured is not None:
-                self.captured.follow(last.captured)
-                return
-            for executor in (last, self):
-                if executor.captured is not None:
-                    executor.captured.hand_over()
+            if self.captured is not None:
+                self.captured.follow()
+            else:
+                self._resources.store.graph_order.release(self._resources.streams)
         except GgschedError as error:
             self._drain_after(error)
             raise
 
     def drained(self) -> None:
-        """Take note that all streams were drained: the next run need not wait for the last."""
-        if self.owes:
-            self.owes = False
-            self._retire_events()
+        """Take note that all streams were drained: nothing is under way, and all events are done.
+
+        Whatever an interrupted run left is gone afterwards.
+        """
+        self._close_events()
+        self.owes = self.is_under_way = False
         if self.alternate is not None:
             self.alternate.drained()
 
@@ -259,8 +262,8 @@ class Executor:
         Raises:
             UsageError: they are another plan's, or the executor is closed. Nothing has changed.
         """
-        if self._is_closed or resources.plan != self.plan:
-            why = "the executor is closed" if self._is_closed else "they are another plan's"
+        if self.is_closed or resources.plan != self.plan:
+            why = "the executor is closed" if self.is_closed else "they are another plan's"
             raise UsageError("resources cannot be handed over", where=self.plan.name, why=why)
         before = self._resources
         self.drained()
@@ -273,14 +276,11 @@ class Executor:
 
     def close(self) -> None:
         """Release the plan's resources; the streams must have been drained."""
-        self._is_closed = True
+        self.is_closed = True
         if self.alternate is not None:
             self.alternate.close()
             self.alternate = None
-        for event in (*self._retired, *self._events.values()):
-            event.close()
-        self._retired = []
-        self._events.clear()
+        self._close_events()
         self._inputs = {}
         self._outputs = {}
         self._written, self._read = [], []
@@ -312,6 +312,12 @@ class Executor:
             [resources.host_bytes(regions[s.value]) for s in slots]
             for slots in (plan.inputs, plan.outputs)
         )
+
+    def _close_events(self) -> None:
+        for event in (*self._retired, *self._events.values()):
+            event.close()
+        self._retired = []
+        self._events.clear()
 
     def _retire_events(self) -> None:
         """Close the events that are done; a stream of another backend may wait for the others."""

@@ -1,9 +1,9 @@
 """Release things in a stated order, all of them, whatever fails on the way."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ggsched.backend.plugin_calls import broken_by, name_of
+from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of
 from ggsched.errors import GgschedError
 
 
@@ -11,20 +11,28 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-def close_all(things: Iterable[_Closable]) -> None:
-    """Close each thing in order; raise the first failure at the end, the others as its notes."""
+def close_all(things: Iterable[_Closable], forget: Callable[[], object] | None = None) -> None:
+    """Close each thing in order; raise the first failure at the end, the others as its notes.
+
+    Args:
+        things: To be closed; legal twice for each.
+        forget: Called once all were closed, or failed to be: an interrupt leaves the rest for the
+            next call.
+    """
     first: BaseException | None = None
     for thing in things:
         try:
             thing.close()
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
         except BaseException as failure:  # the others must be closed all the same
+            if is_interrupt(failure):
+                raise
             error = as_fault(thing, failure)
             if first is None:
                 first = error
             else:
                 first.add_note(f"then, closing {thing!r}: {error}")
+    if forget is not None:
+        forget()
     if first is not None:
         raise first
 
@@ -48,9 +56,7 @@ def close_after(error: BaseException | None, thing: _Closable) -> None:
     """
     try:
         thing.close()
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
     except BaseException as failure:
-        if error is None:
+        if error is None or is_interrupt(failure):
             raise
         error.add_note(f"then, closing: {failure}")

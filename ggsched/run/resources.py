@@ -90,8 +90,7 @@ class Resources:
 
     def close(self) -> None:
         """Release programs and arenas; the streams must have been drained. Legal twice."""
-        owned, self._owned = self._owned, []
-        close_all(reversed(owned))
+        close_all(list(reversed(self._owned)), self._owned.clear)
 
     def _arenas(
         self, graph: Graph, plan: Plan, store: TensorStore

@@ -49,9 +49,10 @@ class StartedRun:
             SyncTimeout: a device did not answer within ``settings.timeout_s``.
         """
         self.settle()
-        if self._error is not None:
-            raise self._error
-        assert self._found is not None
+        if self._found is None:
+            raise self._error or UsageError(
+                "the wait for the run was interrupted", hint="run it again"
+            )
         return self._found
 
     def settle(self) -> None:
@@ -63,9 +64,6 @@ class StartedRun:
             self._found = finish()
         except GgschedError as error:
             self._error = error
-        except BaseException:
-            self._error = UsageError("the wait for the run was interrupted", hint="run it again")
-            raise
 
     def fail(self, error: GgschedError) -> None:
         """Take note that the run failed, which showed when all streams were drained."""

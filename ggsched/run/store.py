@@ -16,7 +16,7 @@ import numpy as np
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
 from ggsched.backend.patience import progress_of, wait_patiently
-from ggsched.backend.plugin_calls import broken_by, name_of, plugin_call
+from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of, plugin_call
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.interchange.dlpack_import import check_array
@@ -25,6 +25,7 @@ from ggsched.ir.dtype import DType
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.memory import Arena
 from ggsched.run.expert_ledger import ExpertLedger
+from ggsched.run.graph_order import GraphOrder
 from ggsched.run.loading import Loader, NoteWrite
 from ggsched.run.release import close_all
 from ggsched.run.row_cache import RowCache
@@ -98,6 +99,7 @@ class TensorStore:
         self._generations: dict[str, int] = {}
         self._row_caches: dict[str, RowCache] = {}
         self.ledger = ExpertLedger()
+        self.graph_order = GraphOrder()
 
     def hold(self, constants: Mapping[str, bytes]) -> None:
         """Take the bytes of weights that a graph brings along, by name."""
@@ -310,7 +312,10 @@ class TensorStore:
             except GgschedError as error:
                 failures.append(error)
             except Exception as error:
+                if is_interrupt(error):
+                    raise
                 failures.append(broken_by(name_of(self.devices[key[0]]), "sync", error))
+        self.graph_order.drained()
         return failures
 
     def close(self) -> None:
@@ -318,11 +323,12 @@ class TensorStore:
         self.drain(patient=False)
         locks = [lock for lock in self._locks.values() if lock is not None]
         buffers = [r.buffer for r in self._resident.values()]
-        streams = list(self._streams.values())
+        close_all([*locks, *buffers, *self._streams.values()], self._forget)
+
+    def _forget(self) -> None:
         self._resident.clear()
         self._streams.clear()
         self._locks.clear()
-        close_all([*locks, *buffers, *streams])
 
     def _make(self, arena: Arena, tensor: Tensor, loader: Loader, reader: int | None) -> Resident:
         """Make a buffer and let it be filled; ``loading`` releases it if anything fails."""

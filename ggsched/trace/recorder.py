@@ -31,8 +31,11 @@ class Recorder:
         limit: How many records to keep at most.
         times: Whether devices report when commands ran. Without, only calls of the host have times,
             and recording costs less.
+        replays: Whether runs are captured as if nothing was recorded. A replay is then recorded as
+            the commands of its graph, without times. Else all commands are enqueued one by one.
 
     Attributes:
+        replays: Whether devices offer capture, and record replays.
         clock: What times are in.
         log: Called with each call, as text, when it is made; or None.
         setup: How the run was set up, where the caller says so.
@@ -40,12 +43,15 @@ class Recorder:
             the devices are theirs.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, *, times: bool = True) -> None:
+    def __init__(
+        self, limit: int = DEFAULT_LIMIT, *, times: bool = True, replays: bool = False
+    ) -> None:
         self.log: Callable[[str], None] | None = None
         self.setup: RunSetup | None = None
         self.elsewhere: Callable[[], Any] | None = None
         self._limit = limit
         self._times = times
+        self.replays = replays
         self._lock = threading.Lock()
         self.clock: Clock = perf_counter
         self._origin_s = perf_counter()
@@ -183,6 +189,10 @@ class Recorder:
         self._entries.extend(zip(entries[:kept], repeat(stamp), strict=False))
         if kept < len(entries):
             self._drop(len(entries) - kept)
+
+    def add_launch(self, works: Callable[[int], Sequence[Work]], stamp: Stamp) -> None:
+        """Add the work of a launch, which depends on the thread."""
+        self.add_all(works(self.thread), stamp)
 
     def take_back(self, entry: Entry) -> None:
         """Leave out a record that was added a moment ago: what it says was refused."""

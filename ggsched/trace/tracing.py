@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from ggsched.backend.capture import DeviceGraph, offers_capture
 from ggsched.backend.fill import fill
 from ggsched.backend.program import BoundNode, Operand, OperandMemory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
@@ -24,6 +25,7 @@ from ggsched.backend.timing import HostTaken, Taken, clock_of, take_times
 from ggsched.ir.ops import op_by_name
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched.trace.recorder import Recorder
+from ggsched.trace.replays import CaptureLog, TracedCapture, TracedGraph
 from ggsched.trace.schema import Access, Barrier, Free, Record, Sync, Wait, Work
 from ggsched.trace.stamps import Stamp
 
@@ -48,6 +50,8 @@ class TracedDevice:
         clock = clock_of(inner)
         self.is_timed = clock is not None and recorder.uses(clock)
         self._streams = 0
+        if recorder.replays and offers_capture(inner):
+            self.begin_capture = self._begin_capture
 
     @property
     def facts(self) -> DeviceFacts:
@@ -103,6 +107,13 @@ class TracedDevice:
     def close(self) -> None:
         """Close the inner device."""
         self.inner.close()
+
+    def _begin_capture(self, streams: Sequence[Stream]) -> TracedCapture:
+        """Capture, and note what replays do."""
+        own = [s for s in streams if isinstance(s, TracedStream)]
+        assert offers_capture(self.inner)
+        inner = self.inner.begin_capture([getattr(s, "inner", s) for s in streams])
+        return TracedCapture(inner, own, self.recorder)
 
 
 class TracedBuffer:
@@ -219,8 +230,9 @@ class TracedStream:
         self.inner = inner
         self.device: Device = device
         self.actor = actor
-        self._recorder = device.recorder
-        self._snapshots = device.facts.snapshots_uploads
+        self._device = device
+        self.lanes: dict[int, int] = {}
+        self.collect(None)
         self._latest = take_times(inner) if device.is_timed else None
         self._open: deque[Taken] = deque()
         self._copies: dict[tuple[int, ...], tuple[Work, Buffer, Buffer]] = {}
@@ -234,7 +246,7 @@ class TracedStream:
         """As the inner stream; if it is done that is as good as a sync (STR-3)."""
         done = self.inner.is_done
         if done:
-            self._recorder.saw_done(stream=self.actor)
+            self._device.recorder.saw_done(stream=self.actor)
         return done
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
@@ -289,8 +301,7 @@ class TracedStream:
             self.inner.launch(program)
             return
         self.inner.launch(program.inner)
-        works = program.enqueued_by(self._recorder.thread)
-        self._recorder.add_all(works, self._stamp(before))
+        self._recorder.add_launch(program.enqueued_by, self._stamp(before))
 
     def record(self, event: Event) -> None:
         """Record.
@@ -322,6 +333,24 @@ class TracedStream:
         self.inner.wait(event.inner)
         entry = Wait(self.actor, event.number, self._recorder.thread)
         self._recorder.add(entry, self._stamp(before))
+
+    def replay(self, graph: DeviceGraph) -> None:
+        """Replay; a graph that was captured on streams that are not recorded leaves no record."""
+        inner: Any = self.inner
+        if not isinstance(graph, TracedGraph):
+            inner.replay(graph)
+            return
+        before = self._recorder.clock()
+        inner.replay(graph.inner)
+        stamp = before, 0.0, None
+        for entry in graph.entries():
+            self._recorder.add(entry, stamp)
+
+    def collect(self, log: CaptureLog | None) -> None:
+        """Give records to a log from now on; with None to the recorder again."""
+        device = self._device
+        self._recorder: Recorder | CaptureLog = log or device.recorder
+        self._snapshots = log is None and device.facts.snapshots_uploads  # else by replays (CAP-3)
 
     def barrier(self) -> None:
         """Put a barrier."""

@@ -18,6 +18,7 @@ from ggsched.passes.place import Constraints
 from ggsched.run.capture import MEASURED_RUNS, CapturedRun, captured_run
 from ggsched.run.capture_plan import SHORT, Obstacle, plan_capture
 from ggsched.run.executor import Executor
+from ggsched.run.graph_order import GraphOrder
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
@@ -27,6 +28,7 @@ from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched_cpu import open_backend
 from tests.backends.device_settings import far_device
+from tests.run.devices import TestDevice
 from tests.run.shared_layers import inputs, placement, shared
 
 RUNS = 3
@@ -361,6 +363,51 @@ def test_peers_whose_capture_together_is_refused_are_captured_apart():
         device.close()
 
 
+class Apart(TestDevice):
+    """A device whose streams cannot wait for events of others."""
+
+    def wait_path(self, other):
+        return "host"
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_events", "sizes"),
+    [(TestDevice, True, {2}), (Apart, True, {1}), (TestDevice, False, {1})],
+    ids=["peers", "no wait path", "no events"],
+)
+def test_only_peers_that_wait_for_each_other_are_captured_together(kind, has_events, sizes):
+    """Others are captured each by itself: no event could order their streams with a graph."""
+    facts = {"reads_peers": True, "is_host": False, "has_events": has_events}
+    devices = [kind(f"test:{i}", **facts, snapshots_uploads=False) for i in range(2)]
+    g = GraphBuilder("two")
+    x = g.input("x", (2, 8))
+    graph = g.build(g.silu(g.silu(x)), g.scale(g.scale(x, 2.0), 2.0))
+    pins = Constraints(pins={0: 0, 1: 0, 2: 1, 3: 1})
+    with Scheduler(devices) as scheduler:
+        for run in range(4):
+            value = np.full((2, 8), run, np.float32)
+            found = scheduler.run(graph, {"x": value}, pins)
+            for tid, array in run_oracle(graph, {"x": value}).items():
+                np.testing.assert_allclose(found[tid], array, rtol=1e-6)
+        (executor,) = scheduler._executors.values()
+        report = executor.captured.report
+        assert report.replays == 3 * len(report.plan.segments)
+        assert {len(segment.streams) for segment in report.plan.segments} == sizes
+
+
+def test_groups_of_peers_wait_for_each_other_in_pairs():
+    """Two that wait for a third, but not for each other, are not in one graph."""
+    w = PlanWriter(*(fake_device(f"gpu:{i}", reads_peers=True) for i in range(3)))
+    x = w.host_input("x", 64)
+    for i in range(3):
+        value, q = w.value(w.arena("compute", i, 256), 0, 64, of=x), w.stream(i)
+        w.launch(q, w.node("p", value), w.node("p", value))
+    (all_of_them,) = plan_capture(w.plan(), {0, 1, 2}).segments
+    assert len(all_of_them.streams) == 3
+    pairs, last = plan_capture(w.plan(), {0, 1, 2}, unordered={(2, 1)}).segments
+    assert (len(pairs.streams), len(last.streams)) == (2, 1)
+
+
 def calls_of(origin, monkeypatch):
     """Return a list to which a stream's records and replays are added."""
     calls = []
@@ -434,7 +481,7 @@ def test_what_has_been_measured_is_called_without_a_clock():
     w.transfer(q, a, y)
     plan, done = w.plan(), []
     calls = [lambda i=i: done.append(i) for i in range(len(plan.commands))]
-    captured = CapturedRun(plan, [None], calls, {}, None, able=())
+    captured = CapturedRun(plan, [None], calls, {}, None, (), GraphOrder())
     for _ in range(MEASURED_RUNS):
         assert not set(captured.calls) & set(calls)
         for call in captured.calls:
