@@ -20,6 +20,7 @@ from ggsched.models.gguf_split import open_model_file
 from ggsched.models.graph import model_needs
 from ggsched.models.hf_folder import is_hf_folder, open_hf_folder
 from ggsched.models.hparams import HParams
+from ggsched.models.metadata_keys import NotedKeys
 from ggsched.models.read_hparams import read_hparams
 from ggsched.models.spec import ModelSpec, WeightNeed, WeightPolicy, WeightSpec, graph_dtype
 from ggsched.models.tokenizer import Tokenizer
@@ -73,23 +74,6 @@ class Model:
         return sum(weight.nbytes for weight in self.spec.weights.values())
 
 
-class _Noted(dict[str, MetaValue]):
-    """Metadata that knows which keys were read.
-
-    Attributes:
-        read: These.
-    """
-
-    def __init__(self, values: Mapping[str, MetaValue]) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, and note its key."""
-        self.read.add(key)
-        return super().get(key, default)
-
-
 def load_model(
     path: str | os.PathLike[str],
     *,
@@ -115,16 +99,16 @@ def load_model(
     folder = os.fspath(path)
     file = open_hf_folder(folder) if is_hf_folder(folder) else open_model_file(path)
     if overrides:
-        file = replace(file, metadata=_Noted({**file.metadata, **overrides}))
+        file = replace(file, metadata=NotedKeys({**file.metadata, **overrides}))
     hparams = read_hparams(file)
-    if overrides and isinstance(file.metadata, _Noted):
+    if overrides and isinstance(file.metadata, NotedKeys):
         _warn_of_unread(file.path, overrides, file.metadata)
     found = {
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)
     }
     _check_optional(file, hparams, found)
-    _warn_of_unused(file, found)
+    _warn_of_unused(file, hparams, found)
     return Model(file, ModelSpec(hparams, found), _tokenizer(file, hparams))
 
 
@@ -146,7 +130,7 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     return converted_array(model.file, name)
 
 
-def _warn_of_unread(path: str, overrides: Mapping[str, MetaValue], metadata: _Noted) -> None:
+def _warn_of_unread(path: str, overrides: Mapping[str, MetaValue], metadata: NotedKeys) -> None:
     """Say which overrides have no effect; keys of tokenizers and names are read later."""
     unread = [
         key
@@ -176,9 +160,18 @@ def _check_optional(file: GgufFile, hparams: HParams, found: Mapping[str, Weight
             raise ModelError("is missing", where=where, why=why, hint="convert the model again")
 
 
-def _warn_of_unused(file: GgufFile, used: Mapping[str, WeightSpec]) -> None:
-    """Tell of tensors that the architecture has no use for; one may be a misspelt name."""
-    unused = [name for name in file.tensors if name not in used]
+def _warn_of_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpec]) -> None:
+    """Tell of tensors that the architecture has no use for; one may be a misspelt name.
+
+    Blocks that predict further tokens are left out for a reason.
+    """
+    blocks = {f"blk.{layer}" for layer in range(hparams.n_layer)}
+    unused = [
+        name
+        for name in file.tensors
+        if name not in used
+        and (not name.startswith("blk.") or ".".join(name.split(".")[:2]) in blocks)
+    ]
     if unused:
         names = ", ".join(quoted(name) for name in unused[:3])
         _log.warning("%s: %d tensors are not used: %s", file.path, len(unused), names)

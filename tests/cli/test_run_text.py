@@ -91,7 +91,10 @@ def test_overrides_that_nothing_reads(run):
         "tokenizer.chat_template=str:y",
     )
     assert "have no effect" not in run("-p", "hello", *(f"--override-kv={kv}" for kv in given))[2]
-    for kv in ("llama.rope.freq_bas=float:1", "qwen2.block_count=int:1", "split.count=int:2"):
+    code, _, err = run("-p", "hello", "--override-kv", "llama.rope.freq_bas=float:1")
+    assert code == 2
+    assert "key llama.rope.freq_bas is 1.0: ggsched does not know it" in err
+    for kv in ("llama.pooling_type=int:1", "qwen2.block_count=int:1", "split.count=int:2"):
         code, _, err = run("-p", "hello", "--override-kv", kv)
         key = kv.partition("=")[0]
         assert code == 0
