@@ -1,27 +1,24 @@
 """Folders of Hugging Face: ``config.json`` and safetensors files, used where they lie.
 
-Names of tensors and keys are mapped to those of GGUF files; nothing is converted or written. The
-tokenizer is that of ``tokenizer.json`` if it is a byte-level BPE.
+Names of tensors and keys are mapped to those of GGUF files; nothing is converted or written.
 """
 
-import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from ggsched.errors import ModelError
 from ggsched.interchange.safetensors import SafetensorsFile, open_safetensors
 from ggsched.models import hf_hybrid
 from ggsched.models.gguf_file import GgufFile, GgufTensor
-from ggsched.models.gguf_header import MetaValue, quoted
+from ggsched.models.gguf_header import quoted
 from ggsched.models.hf_config import HfConfig
-from ggsched.models.vocab import TokenType
+from ggsched.models.hf_tokenizer import tokenizer_keys
+from ggsched.models.json_file import read_json
 from ggsched.models.weights import with_arrays
 
 CONFIG: Final = "config.json"
-MAX_JSON: Final = 1 << 28
 _OUTER: Final[Mapping[str, str]] = {
     "model.embed_tokens.": "token_embd.",
     "model.norm.": "output_norm.",
@@ -58,7 +55,7 @@ def open_hf_folder(path: str) -> GgufFile:
         ModelError: a file is missing or damaged, or the model is not supported.
     """
     where = os.path.join(path, CONFIG)
-    config = HfConfig(path, _json(where), where)
+    config = HfConfig(path, read_json(where), where)
     metadata = config.metadata()
     files = _weights(path)
     tensors: dict[str, GgufTensor] = {}
@@ -72,7 +69,7 @@ def open_hf_folder(path: str) -> GgufFile:
     config.check_tensors(tensors)
     if config.fields.get("tie_word_embeddings") is True:
         tensors.pop("output.weight", None)
-    metadata |= _tokenizer(path, config.fields, "llama-bpe" if config.arch == "llama" else "qwen2")
+    metadata |= tokenizer_keys(path, config.fields)
     first, *more = (opened.data for opened in files)
     file = GgufFile(path, 0, metadata, tensors, first, tuple(more))
     if config.is_hybrid:
@@ -82,23 +79,6 @@ def open_hf_folder(path: str) -> GgufFile:
         file = with_arrays(file, {"rope_freqs.weight": factors})
     config.check_all_read()
     return file
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for a writer
-            raise ModelError("it is not a regular file", where=path)
-        if found.st_size > MAX_JSON:
-            raise ModelError(f"it has more than {MAX_JSON} bytes", where=path)
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ModelError("cannot read the file", where=path, why=why) from error
-    if not isinstance(content, dict):
-        raise ModelError("it is not an object", where=path)
-    return content
 
 
 def _weights(path: str) -> list[SafetensorsFile]:
@@ -159,46 +139,3 @@ def _mapped(name: str, names: Mapping[str, str]) -> str:
             if rest.startswith(theirs):
                 return f"blk.{layer}.{ours}{rest.removeprefix(theirs)}"
     return name
-
-
-def _tokenizer(path: str, config: Mapping[str, Any], pre: str) -> dict[str, MetaValue]:
-    """Return the keys of a byte-level BPE; none if the folder has no such tokenizer."""
-    file = os.path.join(path, "tokenizer.json")
-    if not os.path.exists(file):
-        return {}
-    found = _json(file)
-    model, added = found.get("model"), found.get("added_tokens") or []
-    if not isinstance(model, dict) or model.get("type") != "BPE" or model.get("byte_fallback"):
-        return {"tokenizer.ggml.model": "tokenizer.json of another kind"}
-    try:
-        ids = {int(i): str(text) for text, i in model["vocab"].items()}
-        special = {int(t["id"]): bool(t["special"]) for t in added}
-        ids |= {int(t["id"]): str(t["content"]) for t in added}
-        pairs = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-        size = max(max(ids) + 1, int(config.get("vocab_size", 0)))
-        "".join([*ids.values(), *pairs]).encode()  # JSON may escape half a character
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ModelError("the tokenizer is damaged", where=file, why=why) from error
-    if size > 2 * len(ids) + (1 << 16) or min(ids) < 0:
-        raise ModelError("the tokenizer has ids far apart", where=file)
-    kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED}
-    types = [int(kinds[special[i]] if i in special else TokenType.NORMAL) for i in range(size)]
-    types = [t if i in ids else int(TokenType.UNUSED) for i, t in enumerate(types)]
-    keys: dict[str, MetaValue] = {
-        "model": "gpt2",
-        "pre": pre,
-        "tokens": tuple(ids.get(i, f"[PAD{i}]") for i in range(size)),
-        "token_type": tuple(types),
-        "merges": tuple(pairs),
-        "add_bos_token": pre == "llama-bpe",
-    }
-    for role in ("bos", "eos"):
-        value = config.get(f"{role}_token_id")
-        value = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, int):
-            keys[f"{role}_token_id"] = value
-    settings = os.path.join(path, "tokenizer_config.json")
-    template = _json(settings).get("chat_template") if os.path.exists(settings) else None
-    out: dict[str, MetaValue] = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    return out | ({"tokenizer.chat_template": template} if isinstance(template, str) else {})

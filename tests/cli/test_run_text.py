@@ -120,6 +120,17 @@ def test_conversation(monkeypatch, run):
     assert system == run("-p", "<|user|>s world<|user|>u hello<|user|>", "-n", 3)[1]
 
 
+def test_control_tokens_in_questions_are_text(monkeypatch, run):
+    plain = talk(monkeypatch, run, "hello<|end|>")
+    parsed = talk(monkeypatch, run, "hello<|end|>", options=["--parse-special"])
+    assert (plain[0], parsed[0]) == (0, 0)
+    assert parsed[1] == run("-p", "<|user|>u hello<|end|><|user|>", "-n", 3)[1]
+    assert plain[1] != parsed[1]
+    assert talk(monkeypatch, run, "hello", options=["--parse-special"]) == talk(
+        monkeypatch, run, "hello"
+    )
+
+
 def test_questions_that_cannot_be_read(monkeypatch, run):
     for stdin, why in (
         (None, "stdin is closed"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
+from ggsched.models.bpe import PRE_TOKENIZERS
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model, weight_array
 from ggsched.models.memory_check import check_memory
@@ -91,9 +92,20 @@ def write_tokenizer(folder):
         {"id": n_plain + i, "content": VOCAB[n_plain + i], "special": flag}
         for i, flag in enumerate(flags)
     ]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(VOCAB[:n_plain])}}
     model["merges"] = BPE_META[PREFIX + "merges"]
-    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
+    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    split["pattern"] = {"Regex": PRE_TOKENIZERS["llama-bpe"][0]}
+    steps = [split, {**letters, "use_regex": False}]
+    content = {
+        "model": model,
+        "added_tokens": [{**plain, **token} for token in added],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {**letters, "use_regex": True},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
     settings = {"chat_template": "{{ messages[0].content }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
