@@ -5,10 +5,11 @@ No weight is read until ``weight_array`` is called; opening costs the header alo
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from ggsched.models.chat import ChatTemplate
 
 _log = logging.getLogger(__name__)
+
+_OF_THE_MODEL: Final = re.compile(
+    r"(?:blk|model\.layers)\.([0-9]{1,9})\.|(?:token|output|rope|position)_?"
+)
+"""How names of tensors begin that take part in computing logits."""
+_ANGLES: Final = (".attn_rot_embd.weight", ".rotary_emb.inv_freq")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +115,7 @@ def load_model(
         for need, tensor in _found(file, hparams)
     }
     _check_optional(file, hparams, found)
-    _warn_of_unused(file, hparams, found)
+    _check_unused(file, hparams, found)
     return Model(file, ModelSpec(hparams, found), _tokenizer(file, hparams))
 
 
@@ -160,21 +167,27 @@ def _check_optional(file: GgufFile, hparams: HParams, found: Mapping[str, Weight
             raise ModelError("is missing", where=where, why=why, hint="convert the model again")
 
 
-def _warn_of_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpec]) -> None:
-    """Tell of tensors that the architecture has no use for; one may be a misspelt name.
+def _check_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpec]) -> None:
+    """Refuse tensors of the model that its architecture has no use for; warn of others.
 
     Blocks that predict further tokens are left out for a reason.
     """
-    blocks = {f"blk.{layer}" for layer in range(hparams.n_layer)}
-    unused = [
-        name
-        for name in file.tensors
-        if name not in used
-        and (not name.startswith("blk.") or ".".join(name.split(".")[:2]) in blocks)
-    ]
-    if unused:
-        names = ", ".join(quoted(name) for name in unused[:3])
-        _log.warning("%s: %d tensors are not used: %s", file.path, len(unused), names)
+    unused = [name for name in file.tensors if name not in used]
+    for name in unused:
+        found = _OF_THE_MODEL.match(name)
+        is_left_out = found is not None and int(found[1] or 0) >= hparams.n_layer
+        # Angles follow from the metadata, and these two hold what the third does.
+        both = [name.replace(".attn_kv_b.", f".attn_{part}_b.") for part in "kv"]
+        is_known = name.endswith(_ANGLES) or all(n != name and n in used for n in both)
+        if found and not is_left_out and not is_known:
+            what = f"tensor {quoted(name)} is not used"
+            why = f"architecture {hparams.arch} does not know it, and results may depend on it"
+            hint = "convert the model again, or report the tensor"
+            raise ModelError(what, where=file.path, why=why, hint=hint)
+    others = [name for name in unused if not _OF_THE_MODEL.match(name)]
+    if others:
+        names = ", ".join(quoted(name) for name in others[:3])
+        _log.warning("%s: %d tensors are not used: %s", file.path, len(others), names)
 
 
 def _tokenizer(file: GgufFile, hparams: HParams) -> Tokenizer:

@@ -299,6 +299,18 @@ def test_biases_that_no_field_says_are_refused(tmp_path):
         load_model(tmp_path)
 
 
+def test_tensors_that_the_architecture_does_not_know_are_refused(tmp_path):
+    write_folder(tmp_path)
+    for name, is_known in (("rotary_emb.inv_freq", True), ("self_attn.q_norm.weight", False)):
+        more = {f"model.layers.0.{name}": np.ones(D, np.float32)}
+        save_file(more, tmp_path / "model-1.safetensors")
+        if is_known:
+            load_model(tmp_path)
+            continue
+        with pytest.raises(ModelError, match=r"tensor 'blk.0.attn_q_norm.weight' is not used"):
+            load_model(tmp_path)
+
+
 def test_an_output_matrix_that_is_not_shared_is_needed(tmp_path):
     arrays = {n: a for n, a in tiny_arrays("llama", vocab=len(VOCAB)).items() if n[:7] != "output."}
     save_file(
