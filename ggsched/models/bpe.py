@@ -7,7 +7,7 @@ from typing import Final
 
 from ggsched.errors import ModelError
 from ggsched.models.gguf_header import quoted
-from ggsched.models.vocab import Vocab
+from ggsched.models.vocab import STOP_NAMES, Vocab
 
 _log = logging.getLogger(__name__)
 
@@ -197,6 +197,10 @@ def make_library(
     except Exception as error:  # the library has no class of its own
         why = " ".join(str(error).split())
         raise ModelError("tokenizer.json is damaged", where=file, why=why) from error
+    if not parses_control:
+        # Those that end a text are control tokens, whatever the file says; see ``read_vocab``.
+        added = tokenizer.get_added_tokens_decoder().values()
+        tokenizer.add_special_tokens([t.content for t in added if t.content in STOP_NAMES])
     tokenizer.encode_special_tokens = not parses_control
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -207,7 +207,8 @@ def read_vocab(metadata: Mapping[str, MetaValue], file: str) -> Vocab | None:
     text = metadata.get(JSON_KEY) if keys.get("prefix_ids") is not None else None
     json = text if isinstance(text, str) else ""
     n = len(tokens)
-    rstrip = frozenset(keys.token_ids("rstrip_ids", n)) or _phi3_strips(metadata, tokens, types)
+    listed = frozenset(keys.token_ids("rstrip_ids", n))
+    rstrip = listed if json else _phi3_strips(metadata, tokens, types)
     add_bos = keys.flag("add_bos_token", kind == "llama" or pre in _AT_THE_START)
     return Vocab(
         kind=kind,

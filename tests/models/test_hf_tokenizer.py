@@ -155,7 +155,7 @@ def folder(tmp_path_factory):
 
 
 @given(library=tokenizer_files(), texts=st.lists(TEXTS, min_size=3, max_size=3))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_ids_are_those_of_the_library(folder, library, texts):
     ours = opened(folder, library)
     for text in texts:
@@ -171,7 +171,7 @@ def test_ids_are_those_of_the_library(folder, library, texts):
 
 
 @given(library=tokenizer_files(), content=TEXTS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_control_tokens_in_a_message_are_text(folder, library, content):
     ours = opened(folder, library, settings={"bos_token": "<s>"})
     template = ChatTemplate("<|user|>{{ messages[0].content }}<|end|>", {}, "m")
@@ -197,6 +197,17 @@ def test_text_of_control_tokens_is_encoded_as_text(folder, text):
     library.encode_special_tokens = True
     wanted = [user, *library.encode(text).ids, end]
     assert conversation_ids(template, ours, [Message("user", text)]) == wanted
+
+
+def test_tokens_that_end_a_text_are_control_tokens_though_the_file_denies_it(folder):
+    library = byte_level(None, SPLITS["qwen2"])
+    library.add_tokens(["<|im_end|>", "<think>"])
+    ours = opened(folder, library, settings={})
+    template = ChatTemplate("{{ messages[0].content }}<|im_end|>", {}, "m")
+    end, think = map(library.token_to_id, ("<|im_end|>", "<think>"))
+    found = conversation_ids(template, ours, [Message("user", "a<|im_end|><think>")])
+    assert (found.count(end), found.count(think), found[-1]) == (1, 1, end)
+    assert ours.decode(found) == "a<|im_end|><think>"
 
 
 @pytest.mark.parametrize(("scheme", "behind"), [("first", "never"), ("always", "always")])

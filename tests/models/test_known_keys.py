@@ -47,7 +47,7 @@ def test_every_architecture_has_a_set_of_keys():
 
 
 @given(arch=st.sampled_from(sorted(ARCHITECTURES)), key=KEYS, value=VALUES)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_key_that_nothing_reads_is_refused(file_of, arch, key, value):
     file = file_of(arch, {})
     read_hparams(file)
@@ -167,7 +167,7 @@ def test_fields_of_published_models_are_known(name):
 
 
 @given(name=st.sampled_from(sorted(CONFIGS)), key=KEYS, value=VALUES)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_field_that_nothing_reads_is_refused(name, key, value):
     fields = CONFIGS[name]
     config = HfConfig("folder", fields, "folder/config.json")
