@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from ggsched.cli.console import messages
 from ggsched.errors import UsageError
-from ggsched.models.chat import ChatTemplate, Message
+from ggsched.models.chat import Message
+from ggsched.models.chat_tokens import conversation_ids
 from ggsched.models.stop_text import StopText
 from ggsched.printable import results, write_out
 
@@ -30,6 +31,7 @@ class Talk:
         n_predict: Tokens of an answer at most.
         sampling: How they are chosen.
         stops: Strings that end an answer.
+        parse_special: Whether control tokens written in a message count as such.
     """
 
     system: str
@@ -37,6 +39,7 @@ class Talk:
     n_predict: int
     sampling: "Sampling"
     stops: tuple[str, ...]
+    parse_special: bool = False
 
 
 def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) -> None:
@@ -56,7 +59,8 @@ def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) ->
     fed: list[int] = []
     for i, question in enumerate(_questions(talk.first, before_text)):
         turns.append(Message("user", question))
-        ids = _ids(session, template, turns)
+        tokenizer = session.model.tokenizer
+        ids = conversation_ids(template, tokenizer, turns, parse_special=talk.parse_special)
         if len(ids) >= session.options.n_ctx:
             raise UsageError(
                 f"the conversation has {len(ids)} tokens",
@@ -69,15 +73,6 @@ def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) ->
         answer, generated = _answer(session, ids[kept:], talk, i, before_text)
         fed = [*ids, *generated][: session.n_past]
         turns.append(Message("assistant", answer))
-
-
-def _ids(session: "Session", template: ChatTemplate, turns: list[Message]) -> list[int]:
-    """Return the tokens of a conversation; templates mostly write bos themselves."""
-    tokenizer = session.model.tokenizer
-    text = template.render(turns)
-    vocab = tokenizer.vocab
-    bos = vocab.tokens[vocab.special["bos"]] if "bos" in vocab.special else ""
-    return tokenizer.encode(text, bos=False if bos and text.startswith(bos) else None)
 
 
 def _answer(

@@ -10,7 +10,8 @@ from ggsched.cli.output_files import refuse_overwriting
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
     "Prompt and text": (
-        "prompt", "prompt_file", "text_file", "tokens", "n_predict", "chat", "system", "stops",
+        "prompt", "prompt_file", "text_file", "tokens", "n_predict", "chat", "system",
+        "parse_special", "stops",
         "shifts", "keep", "prompts", "generations", "depths", "parallels", "repetitions",
     ),
     "Sampling": (

@@ -63,6 +63,11 @@ if TYPE_CHECKING:
 )
 @option("-sys --system system", "System prompt of --chat.", default="", metavar="TEXT")
 @click.option(
+    "--parse-special",
+    is_flag=True,
+    help="Take control tokens in the messages of --chat for such, not for plain text.",
+)
+@click.option(
     "--context-shift/--no-context-shift",
     "shifts",
     default=False,
@@ -103,6 +108,7 @@ def run(
     stops: tuple[str, ...],
     chat: bool,
     system: str,
+    parse_special: bool,
     shifts: bool,
     keep: int,
     logits: str | None,
@@ -145,7 +151,8 @@ def run(
         if chat:
             from ggsched.cli.chat import Talk, converse
 
-            converse(session, Talk(system, prompt, n_predict, sampling, stops), progress.stop)
+            talk = Talk(system, prompt, n_predict, sampling, stops, parse_special)
+            converse(session, talk, progress.stop)
             return
         ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
         _prepare(session, ids, recorder, logits is not None, checks_memory, as_json, sampling)

@@ -1,11 +1,12 @@
 """What a model's architecture has to declare: its weights, its blocks, its keys."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ggsched.ir.tensor import Tensor
 from ggsched.models.hparams import HParams
+from ggsched.models.ignored_keys import Ignored
 from ggsched.models.layers import ModelBuilder
 from ggsched.models.metadata_keys import Keys
 from ggsched.models.spec import WeightNeed
@@ -24,8 +25,9 @@ def split_width(keys: Keys, used: int) -> int:
 
 
 def whole_width(keys: Keys, used: int) -> int:
-    """Return the width of an expert, which is that of a network."""
-    return keys.count("feed_forward_length", 1 << 24)
+    """Return the width of an expert, by default that of a network."""
+    width = keys.count("expert_feed_forward_length", 1 << 24, default=0, least=0)
+    return width or keys.count("feed_forward_length", 1 << 24)
 
 
 def shared_width(keys: Keys) -> int:
@@ -53,6 +55,12 @@ class Architecture:
         scalings: Further values of ``rope.scaling.type`` that need no factor.
         has_latent: Whether keys and values share a latent row, of other widths than heads.
         has_attention: Whether blocks attend and have a network; if not, their keys are not read.
+        windows: Which blocks a sliding window holds for: ``all``, those that ``refine`` reads
+            (``own``), or those that the file lists.
+        renormalises: Whether the weights of the chosen experts add up to one by default.
+        softmax_of_chosen: Whether experts are chosen by logits and weighted by a softmax over the
+            chosen ones, whatever the metadata say about routing.
+        ignored: Keys that have no effect here, beside those of ``ignored_keys``.
         refine: Reads the keys that only this architecture has.
     """
 
@@ -65,4 +73,8 @@ class Architecture:
     scalings: frozenset[str] = frozenset()
     has_latent: bool = False
     has_attention: bool = True
+    windows: Literal["all", "own", "listed"] = "listed"
+    renormalises: bool = True
+    softmax_of_chosen: bool = False
+    ignored: Mapping[str, Ignored] = field(default_factory=dict)
     refine: Callable[[Keys, HParams], HParams] = _unchanged

@@ -1,12 +1,13 @@
-"""Byte-level BPE with the ``tokenizers`` library, and the pre-tokenizers that GGUF files name."""
+"""Encoding with the ``tokenizers`` library, and the pre-tokenizers that GGUF files name."""
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ggsched.errors import ModelError
 from ggsched.models.gguf_header import quoted
-from ggsched.models.vocab import Vocab
+from ggsched.models.vocab import STOP_NAMES, Vocab
 
 _log = logging.getLogger(__name__)
 
@@ -65,25 +66,56 @@ _DEEPSEEK_LLM: Final = (
     rf"[{_CJK}\u0800-\u4e00\uac00-\ud7ff]+",
     r"\p{N}+",
 )
+_TEKKEN: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED_CODER: Final = rf"{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BAILING: Final = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
+_BLOOM: Final = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 # One after the other: each splits what the one before left in one piece.
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
-PRE_TOKENIZERS: Final[dict[str, tuple[str, ...]]] = {
-    "default": _DEFAULT,
-    "gpt-2": (_GPT2,),
-    "olmo": (_GPT2,),
-    "llama-bpe": (_LLAMA3,),
-    "llama3": (_LLAMA3,),
-    "llama-v3": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-    "deepseek-r1-qwen": (_QWEN2,),
-    "qwen35": (_QWEN35,),
-    "gpt-4o": (_GPT4O,),
-    "dbrx": (_LLAMA3,),
-    "smaug-bpe": (_LLAMA3,),
-    "deepseek-v3": _DEEPSEEK3,
-    "deepseek-coder": _DEEPSEEK_CODER,
-    "deepseek-llm": _DEEPSEEK_LLM,
-}
+_WHOLE: Final = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    "tekken",
+)
+"""Those of vocabularies where a piece that is a token is not split."""
+_NAMES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
+    _DEFAULT: ("default",),
+    (_GPT2,): (
+        "gpt-2", "olmo", "mpt", "phi-2", "gigachat", "a.x-4.0", "mellum", "modern-bert", "jais",
+        "exaone4", "trillion", "granite-docling",
+    ),
+    (r"\p{N}", _GPT2): (
+        "starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b",
+        "mellum2",
+    ),
+    (_LLAMA3,): (*_WHOLE[:-1], "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
+    (_QWEN2,): (
+        "qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "solar-open", "megrez", "kormo",
+        "f2llmv2", "grok-2",
+    ),
+    (_QWEN35,): ("qwen35",),
+    (_GPT4O,): ("gpt-4o", "llama4", "kanana2", "minimax-m2"),
+    (_TEKKEN,): ("tekken",),
+    (_SEED_CODER,): ("seed-coder",),
+    (_BAILING,): ("bailingmoe", "bailingmoe2", "llada-moe"),
+    _FALCON: ("falcon",),
+    (_BLOOM,): ("bloom", "gpt3-finnish", "poro-chat"),
+    (_BLOOM, r"\p{N}"): ("viking",),
+    _DEEPSEEK3: ("deepseek-v3", "hunyuan-dense", "joyai-llm"),
+    _DEEPSEEK_CODER: ("deepseek-coder",),
+    _DEEPSEEK_LLM: ("deepseek-llm",),
+}  # fmt: skip
+PRE_TOKENIZERS: Final = {name: steps for steps, names in _NAMES.items() for name in names}
+"""Regular expressions by name, as llama.cpp knows them."""
+
+
+_AT_FIRST: Final = re.compile(r'("prepend_scheme"\s*:\s*)"first"')
 
 
 def byte_letters() -> dict[str, int]:
@@ -108,9 +140,7 @@ def make_bpe(vocab: Vocab, file: str) -> Callable[[str], list[int]]:
     try:
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     except ImportError as error:
-        hint = "pip install tokenizers, or pass --tokens 1,2,3"
-        what = "its tokenizer needs the package 'tokenizers'"
-        raise ModelError(what, where=file, why=str(error), hint=hint) from error
+        raise _no_library(file, error) from error
     ids = {text: i for i, text in reversed(list(enumerate(vocab.tokens)))}
     for pair in vocab.merges:
         for text in (*pair, "".join(pair)):
@@ -121,11 +151,16 @@ def make_bpe(vocab: Vocab, file: str) -> Callable[[str], list[int]]:
                     why="there is no such token",
                     hint="convert the model again",
                 )
-    patterns = PRE_TOKENIZERS.get(vocab.pre)
+    if not vocab.pre:
+        _log.warning("%s: no key tokenizer.ggml.pre, using 'default'; convert it again", file)
+    patterns = PRE_TOKENIZERS.get(vocab.pre or "default")
     if patterns is None:
-        patterns = _DEFAULT
-        _log.warning("%s: unknown pre-tokenizer %s, using 'default'", file, quoted(vocab.pre))
-    whole = vocab.pre in ("llama-bpe", "llama3", "llama-v3")
+        raise ModelError(
+            f"pre-tokenizer {quoted(vocab.pre)} is not supported",
+            where=f"{file}: key tokenizer.ggml.pre",
+            hint="pass --tokens 1,2,3, or --override-kv tokenizer.ggml.pre=str:NAME of a like one",
+        )
+    whole = vocab.pre in _WHOLE
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=list(vocab.merges), ignore_merges=whole))
     steps = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -136,3 +171,48 @@ def make_bpe(vocab: Vocab, file: str) -> Callable[[str], list[int]]:
         return out
 
     return encode
+
+
+def make_library(
+    json: str, file: str, *, parses_control: bool, continues: bool = False
+) -> Callable[[str], list[int]]:
+    """Return a function from text to ids as ``tokenizer.json`` says, without those around a text.
+
+    Args:
+        json: Text of the file.
+        file: Name of the model, for messages.
+        parses_control: Whether control tokens written in a text count as such.
+        continues: Whether something stands in front of each text, so that none gets the space that
+            the beginning of a text may get.
+
+    Raises:
+        ModelError: ``tokenizers`` is not installed, or refuses the file.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise _no_library(file, error) from error
+    try:
+        tokenizer = Tokenizer.from_str(_AT_FIRST.sub(r'\1"never"', json) if continues else json)
+    except Exception as error:  # the library has no class of its own
+        why = " ".join(str(error).split())
+        raise ModelError("tokenizer.json is damaged", where=file, why=why) from error
+    if not parses_control:
+        # Those that end a text are control tokens, whatever the file says; see ``read_vocab``.
+        added = tokenizer.get_added_tokens_decoder().values()
+        tokenizer.add_special_tokens([t.content for t in added if t.content in STOP_NAMES])
+    tokenizer.encode_special_tokens = not parses_control
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(text: str) -> list[int]:
+        out: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return out
+
+    return encode
+
+
+def _no_library(file: str, error: ImportError) -> ModelError:
+    hint = "pip install tokenizers, or pass --tokens 1,2,3"
+    what = "its tokenizer needs the package 'tokenizers'"
+    return ModelError(what, where=file, why=str(error), hint=hint)

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
-from ggsched.ir.dtype import F32
 from ggsched.models.gguf_file import GgufFile, GgufTensor
 from ggsched.models.gguf_header import MetaValue, quoted, shown
-from ggsched.models.weights import converted_array
+from ggsched.models.weights import converted_array, with_arrays
 
 KEYS: Final[Mapping[str, tuple[str, type]]] = {
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", int),
@@ -55,8 +54,13 @@ _PARTIAL: Final = 0.25
 _WIDE: Final = 1 << 20
 
 
-def hybrid_keys(path: str, config: Mapping[str, Any], arch: str) -> dict[str, MetaValue]:
+def hybrid_keys(path: str, config: Mapping[str, Any], share: Any) -> dict[str, MetaValue]:
     """Return the keys of GGUF files that follow from several of the configuration.
+
+    Args:
+        path: Of the configuration, for messages.
+        config: Its fields.
+        share: Part of each head that is rotated, None for the default.
 
     Raises:
         ModelError: a value is missing or of another type.
@@ -65,18 +69,18 @@ def hybrid_keys(path: str, config: Mapping[str, Any], arch: str) -> dict[str, Me
         _count(path, config, name)
         for name in ("linear_num_value_heads", "linear_value_head_dim", "head_dim")
     )
-    share = config.get("partial_rotary_factor", _PARTIAL)
+    share = _PARTIAL if share is None else share
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         what = f"partial_rotary_factor is {shown(str(share))}"
         raise ModelError(what, where=path, why="it must be above 0 and at most 1")
     found: dict[str, MetaValue] = {
-        f"{arch}.ssm.inner_size": heads * width,
-        f"{arch}.rope.dimension_count": int(rotated * share),
+        "ssm.inner_size": heads * width,
+        "rope.dimension_count": int(rotated * share),
     }
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
         recurrent = tuple(kind == "linear_attention" for kind in kinds)
-        found[f"{arch}.attention.recurrent_layers"] = recurrent
+        found["attention.recurrent_layers"] = recurrent
     return found
 
 
@@ -87,8 +91,7 @@ def hybrid_file(file: GgufFile, config: Mapping[str, Any]) -> GgufFile:
         ModelError: a tensor does not have the rows that the configuration says.
     """
     tensors: dict[str, GgufTensor] = {}
-    computed: list[NDArray[np.uint8]] = []
-    at, part = 0, len(file.more) + 1
+    computed: dict[str, NDArray[np.float32]] = {}
     for name, tensor in file.tensors.items():
         if name.startswith("mtp."):  # predicts further tokens
             continue
@@ -101,14 +104,10 @@ def hybrid_file(file: GgufFile, config: Mapping[str, Any]) -> GgufFile:
             tensors[name] = replace(tensor, shape=tensor.shape[-1:])
         elif name.endswith((".ssm_a", *_OFF_ONE)):
             values = converted_array(file, name)
-            values = -np.exp(values) if name.endswith(".ssm_a") else values + np.float32(1)
-            computed.append(values.view(np.uint8).reshape(-1))
-            tensors[name] = GgufTensor(name, F32, tensor.shape, at, values.nbytes, part)
-            at += values.nbytes
+            computed[name] = -np.exp(values) if name.endswith(".ssm_a") else values + np.float32(1)
         else:
             tensors[name] = tensor
-    more = (*file.more, np.concatenate(computed)) if computed else file.more
-    return replace(file, tensors=tensors, more=more)
+    return with_arrays(replace(file, tensors=tensors), computed)
 
 
 def _split(path: str, both: GgufTensor, config: Mapping[str, Any]) -> Iterator[GgufTensor]:

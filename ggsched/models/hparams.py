@@ -114,6 +114,7 @@ class HParams:
         embedding_scale: Factor on the embedding.
         soft_cap: Limit of attention scores, by tanh; 0 for none.
         logit_cap: Limit of logits, by tanh; 0 for none.
+        activation: Of the gate of dense networks; ``gelu`` is the approximation by tanh.
         gates_attention: Whether each head of Q comes with a gate on what the head finds.
         recurrent: Blocks with states of fixed size, if there are any.
     """
@@ -146,6 +147,7 @@ class HParams:
     embedding_scale: float = 1.0
     soft_cap: float = 0.0
     logit_cap: float = 0.0
+    activation: Literal["silu", "gelu"] = "silu"
     gates_attention: bool = False
     recurrent: Recurrent | None = None
 

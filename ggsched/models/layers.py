@@ -201,21 +201,13 @@ class ModelBuilder:
         written = g.set_rows(cache, rows, self.kv_rows, name=label)
         return g.reshape(g.rows(written, 0, batch.n_kv), batch.n_kv, hp.n_head_kv, hp.head_dim)
 
-    def feed_forward(
-        self,
-        x: Tensor,
-        layer: int,
-        *,
-        suffix: str = "",
-        activation: Literal["silu", "gelu"] = "silu",
-    ) -> Tensor:
+    def feed_forward(self, x: Tensor, layer: int, *, suffix: str = "") -> Tensor:
         """Apply the dense gated network to x (T, n_embd).
 
         Args:
             x: Normalised hidden state.
             layer: Number of the block.
             suffix: Ending of the weights' names, as of shared experts.
-            activation: Of the gate.
         """
         g, names = self.g, [f"blk.{layer}.ffn_{part}{suffix}" for part in ("up", "gate", "down")]
         up_name, gate_name, down_name = names
@@ -224,7 +216,7 @@ class ModelBuilder:
             gate = self.linear(x, gate_name, f"ffn_gate{suffix}")
         else:
             gate, up = self.columns(up, (up.shape[1] // 2, up.shape[1] // 2))
-        if activation == "silu":
+        if self.hp.activation == "silu":
             hidden = g.swiglu(gate, up, name=f"ffn_swiglu{suffix}")
         else:
             hidden = g.mul(g.gelu(gate, name=f"ffn_gelu{suffix}"), up, name=f"ffn_gated{suffix}")

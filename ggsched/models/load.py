@@ -5,10 +5,11 @@ No weight is read until ``weight_array`` is called; opening costs the header alo
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ from ggsched.models.gguf_split import open_model_file
 from ggsched.models.graph import model_needs
 from ggsched.models.hf_folder import is_hf_folder, open_hf_folder
 from ggsched.models.hparams import HParams
+from ggsched.models.metadata_keys import NotedKeys
 from ggsched.models.read_hparams import read_hparams
 from ggsched.models.spec import ModelSpec, WeightNeed, WeightPolicy, WeightSpec, graph_dtype
 from ggsched.models.tokenizer import Tokenizer
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     from ggsched.models.chat import ChatTemplate
 
 _log = logging.getLogger(__name__)
+
+_OF_THE_MODEL: Final = re.compile(
+    r"(?:blk|model\.layers)\.([0-9]{1,9})\.|(?:token|output|rope|position)_?"
+)
+"""How names of tensors begin that take part in computing logits."""
+_ANGLES: Final = (".attn_rot_embd.weight", ".rotary_emb.inv_freq")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,23 +81,6 @@ class Model:
         return sum(weight.nbytes for weight in self.spec.weights.values())
 
 
-class _Noted(dict[str, MetaValue]):
-    """Metadata that knows which keys were read.
-
-    Attributes:
-        read: These.
-    """
-
-    def __init__(self, values: Mapping[str, MetaValue]) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, and note its key."""
-        self.read.add(key)
-        return super().get(key, default)
-
-
 def load_model(
     path: str | os.PathLike[str],
     *,
@@ -115,16 +106,16 @@ def load_model(
     folder = os.fspath(path)
     file = open_hf_folder(folder) if is_hf_folder(folder) else open_model_file(path)
     if overrides:
-        file = replace(file, metadata=_Noted({**file.metadata, **overrides}))
+        file = replace(file, metadata=NotedKeys({**file.metadata, **overrides}))
     hparams = read_hparams(file)
-    if overrides and isinstance(file.metadata, _Noted):
+    if overrides and isinstance(file.metadata, NotedKeys):
         _warn_of_unread(file.path, overrides, file.metadata)
     found = {
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)
     }
     _check_optional(file, hparams, found)
-    _warn_of_unused(file, found)
+    _check_unused(file, hparams, found)
     return Model(file, ModelSpec(hparams, found), _tokenizer(file, hparams))
 
 
@@ -146,7 +137,7 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     return converted_array(model.file, name)
 
 
-def _warn_of_unread(path: str, overrides: Mapping[str, MetaValue], metadata: _Noted) -> None:
+def _warn_of_unread(path: str, overrides: Mapping[str, MetaValue], metadata: NotedKeys) -> None:
     """Say which overrides have no effect; keys of tokenizers and names are read later."""
     unread = [
         key
@@ -176,12 +167,27 @@ def _check_optional(file: GgufFile, hparams: HParams, found: Mapping[str, Weight
             raise ModelError("is missing", where=where, why=why, hint="convert the model again")
 
 
-def _warn_of_unused(file: GgufFile, used: Mapping[str, WeightSpec]) -> None:
-    """Tell of tensors that the architecture has no use for; one may be a misspelt name."""
+def _check_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpec]) -> None:
+    """Refuse tensors of the model that its architecture has no use for; warn of others.
+
+    Blocks that predict further tokens are left out for a reason.
+    """
     unused = [name for name in file.tensors if name not in used]
-    if unused:
-        names = ", ".join(quoted(name) for name in unused[:3])
-        _log.warning("%s: %d tensors are not used: %s", file.path, len(unused), names)
+    for name in unused:
+        found = _OF_THE_MODEL.match(name)
+        is_left_out = found is not None and int(found[1] or 0) >= hparams.n_layer
+        # Angles follow from the metadata, and these two hold what the third does.
+        both = [name.replace(".attn_kv_b.", f".attn_{part}_b.") for part in "kv"]
+        is_known = name.endswith(_ANGLES) or all(n != name and n in used for n in both)
+        if found and not is_left_out and not is_known:
+            what = f"tensor {quoted(name)} is not used"
+            why = f"architecture {hparams.arch} does not know it, and results may depend on it"
+            hint = "convert the model again, or report the tensor"
+            raise ModelError(what, where=file.path, why=why, hint=hint)
+    others = [name for name in unused if not _OF_THE_MODEL.match(name)]
+    if others:
+        names = ", ".join(quoted(name) for name in others[:3])
+        _log.warning("%s: %d tensors are not used: %s", file.path, len(others), names)
 
 
 def _tokenizer(file: GgufFile, hparams: HParams) -> Tokenizer:

@@ -1,13 +1,57 @@
 """Typed, range-checked access to the metadata of a model."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ggsched.errors import ModelError
 from ggsched.models.gguf_file import GgufFile
-from ggsched.models.gguf_header import MetaValue, shown
+from ggsched.models.gguf_header import MetaValue, quoted, shown
+from ggsched.models.ignored_keys import Ignored
 
 # Positions are i32.
 MAX_CONTEXT: Final = 2**31 - 1
+
+
+class NotedKeys(dict[str, Any]):
+    """Values by key, with a record of the keys that were read.
+
+    Attributes:
+        read: Keys that ``get`` was called with.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, and record its key."""
+        self.read.add(key)
+        return super().get(key, default)
+
+    def unread(self, prefix: str, ignored: Mapping[str, Ignored]) -> list[str]:
+        """Return the keys with a prefix that were not read and must not be ignored.
+
+        Args:
+            prefix: What these keys begin with.
+            ignored: By key, without the prefix.
+        """
+        found = [key for key in self if key.startswith(prefix) and key not in self.read]
+        rules = [(key, ignored.get(key.removeprefix(prefix))) for key in found]
+        return [key for key, rule in rules if rule is None or not rule.accepts(self[key])]
+
+
+def not_understood(where: str, keys: list[str], values: Mapping[str, Any]) -> ModelError:
+    """Return the error of keys that nothing reads; it names the first one."""
+    key = keys[0]
+    value = values[key]
+    text = shown(value) if isinstance(value, str | int | float | tuple) else quoted(str(value))
+    more = f" and {len(keys) - 1} others" if len(keys) > 1 else ""
+    return ModelError(
+        f"key {quoted(key)[1:-1]} is {text}{more}",
+        where=where,
+        why="ggsched does not know it, and results may depend on it",
+        hint="convert the model again, or report the key",
+    )
 
 
 class Keys:
@@ -17,6 +61,8 @@ class Keys:
         """Read the keys that begin with an architecture."""
         self._file = file
         self._arch = arch
+        known = file.metadata
+        self._metadata = known if isinstance(known, NotedKeys) else NotedKeys(known)
 
     @property
     def arch(self) -> str:
@@ -35,7 +81,18 @@ class Keys:
 
     def get(self, key: str) -> MetaValue | None:
         """Return the value of a key, None if it is missing."""
-        return self._file.metadata.get(f"{self._arch}.{key}")
+        value: MetaValue | None = self._metadata.get(f"{self._arch}.{key}")
+        return value
+
+    def refuse_unread(self, ignored: Mapping[str, Ignored]) -> None:
+        """Refuse keys of the architecture that nothing has read.
+
+        Raises:
+            ModelError: there is one that must not be ignored.
+        """
+        left = self._metadata.unread(f"{self._arch}.", ignored)
+        if left:
+            raise not_understood(self._file.path, left, self._metadata)
 
     def count(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
         """Return an integer from ``least`` to ``most``."""

@@ -8,9 +8,10 @@ and range, then the keys against each other; shapes of tensors are checked again
 import math
 import re
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from ggsched.errors import ModelError
+from ggsched.models import ignored_keys
 from ggsched.models.arch import ARCHITECTURES
 from ggsched.models.architecture import Architecture
 from ggsched.models.gguf_file import GgufFile
@@ -19,6 +20,9 @@ from ggsched.models.hparams import HParams, RopeParams
 from ggsched.models.metadata_keys import MAX_CONTEXT, Keys
 
 _BLOCK: Final = re.compile(r"blk\.([0-9]+)\.")
+_PREDICTION: Final = re.compile(r"blk\.([0-9]+)\.nextn\.")
+_SOFT_MAX: Final = 1
+_SIGMOID: Final = 2
 
 
 def read_hparams(file: GgufFile) -> HParams:
@@ -33,9 +37,9 @@ def read_hparams(file: GgufFile) -> HParams:
     n_embd = keys.count("embedding_length", 1 << 20)
     n_head, n_head_kv, head_dim = _heads(keys, arch, n_embd)
     n_expert, n_expert_used, n_ff = _feed_forward(keys, arch)
-    n_layer = keys.count("block_count", 1 << 16)
-    _check_blocks(file, keys, n_layer)
+    n_layer = _blocks(file, keys)
     n_ctx_train = keys.count("context_length", MAX_CONTEXT)
+    window, windowed = _windows(keys, arch, n_layer, n_ctx_train)
     name = file.metadata.get("general.name", "")
     if not isinstance(name, str):
         where = f"{file.path}: key general.name"
@@ -57,8 +61,15 @@ def read_hparams(file: GgufFile) -> HParams:
         rope=_rope(keys, arch, head_dim, n_ctx_train),
         n_expert=n_expert,
         n_expert_used=n_expert_used,
+        window=window,
+        windowed=windowed,
+        activation=_activation(keys, n_expert),
     )
-    return arch.refine(keys, hparams)
+    if n_expert and not arch.softmax_of_chosen:
+        hparams = _routing(keys, arch, hparams)
+    hparams = arch.refine(keys, hparams)
+    keys.refuse_unread({**ignored_keys.GGUF, **arch.ignored})
+    return hparams
 
 
 def _arch(file: GgufFile) -> Architecture:
@@ -110,6 +121,72 @@ def _feed_forward(keys: Keys, arch: Architecture) -> tuple[int, int, int]:
         why = f"there are only {n_expert} experts (expert_count)"
         raise keys.fail("expert_used_count", f"is {used}", why)
     return n_expert, used, arch.expert_width(keys, used)
+
+
+def _windows(
+    keys: Keys, arch: Architecture, n_layer: int, n_ctx_train: int
+) -> tuple[int, tuple[bool, ...]]:
+    """Return the sliding window and its layers; (0, ()) if none is smaller than the context.
+
+    Windows of a rule that only the architecture has are left to ``refine``.
+    """
+    key = "attention.sliding_window"
+    window = keys.count(key, MAX_CONTEXT, default=0, least=0)
+    if not 0 < window < n_ctx_train or arch.windows == "own":
+        return 0, ()
+    if arch.has_attention and not arch.has_latent:
+        if keys.get(f"{key}_pattern") is not None:
+            return window, keys.windowed(n_layer, period=1)
+        if arch.windows == "all":
+            return window, (True,) * n_layer
+    why = f"windows are not supported for {arch.name} unless {key}_pattern lists their blocks"
+    raise keys.fail(key, f"is {window}", why)
+
+
+def _activation(keys: Keys, n_expert: int) -> Literal["silu", "gelu"]:
+    """Return the activation of dense networks, which only folders state."""
+    key = "feed_forward_activation"
+    match keys.get(key):
+        case None | "silu":
+            return "silu"
+        case "gelu" if not n_expert:
+            return "gelu"
+        case value:
+            raise keys.fail(key, f"is {shown(value)}", "supported: silu, and gelu without experts")
+
+
+def _routing(keys: Keys, arch: Architecture, hp: HParams) -> HParams:
+    """Return hyperparameters with what the metadata say about the weights of experts."""
+    gating = keys.count("expert_gating_func", 1 << 8, default=_SOFT_MAX, least=0) or _SOFT_MAX
+    if gating not in (_SOFT_MAX, _SIGMOID):
+        raise keys.fail("expert_gating_func", f"is {gating}", "supported: 1, 2")
+    return replace(
+        hp,
+        expert_scale=keys.real("expert_weights_scale", 0.0, 1e6, default=0.0) or 1.0,
+        renormalises_experts=keys.flag("expert_weights_norm", arch.renormalises),
+        routes_by_sigmoid=gating == _SIGMOID,
+    )
+
+
+def _blocks(file: GgufFile, keys: Keys) -> int:
+    """Return the number of blocks that compute the next token.
+
+    The last ``nextn_predict_layers`` of the file predict further tokens and are left out. They have
+    tensors that no other block has, so a number that contradicts these is refused.
+    """
+    n_blocks = keys.count("block_count", 1 << 16)
+    _check_blocks(file, keys, n_blocks)
+    key = "nextn_predict_layers"
+    extra = keys.count(key, 1 << 16, default=0, least=0)
+    if extra >= n_blocks:
+        raise keys.fail(key, f"is {extra}", f"there are {n_blocks} blocks")
+    predicting = {int(m[1]) for m in map(_PREDICTION.match, file.tensors) if m}
+    wanted = {*range(n_blocks - extra, n_blocks)}
+    if predicting != wanted:
+        block = min(predicting ^ wanted)
+        why = f"block {block} has {'no' if block in wanted else 'a'} tensor blk.{block}.nextn.*"
+        raise keys.fail(key, f"is {extra}", why)
+    return n_blocks - extra
 
 
 def _check_blocks(file: GgufFile, keys: Keys, n_layer: int) -> None:

@@ -1,22 +1,27 @@
-"""Text to token ids and back, from the vocabulary in a GGUF file.
+"""Text to token ids and back, from the vocabulary of a model.
 
-Special tokens (control and user-defined ones) are cut out of the text first; what is between them
-goes to byte-level BPE (``gpt2``) or SentencePiece (``llama``). Decoding works on bytes, because a
-token may end in the middle of a character.
+In a folder of Hugging Face ``tokenizer.json`` decides how text is encoded, by the ``tokenizers``
+library. In a GGUF file special tokens (control and user-defined ones) are cut out of the text
+first; what is between them goes to byte-level BPE (``gpt2``) or SentencePiece (``llama``). Decoding
+works on bytes, because a token may end in the middle of a character.
 """
 
 import codecs
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Final
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.models.bpe import byte_letters, make_bpe
+from ggsched.models.bpe import byte_letters, make_bpe, make_library
 from ggsched.models.gguf_header import quoted
 from ggsched.models.special_tokens import SpecialTokens
 from ggsched.models.spm import SPACE, make_spm
-from ggsched.models.vocab import TokenType, Vocab, byte_of
+from ggsched.models.vocab import CONTROL_TYPES, SPECIAL_TYPES, TokenType, Vocab, byte_of
 
+_log = logging.getLogger(__name__)
+
+_Encode = Callable[[str], list[int]]
 _FEW: Final = 256
 """Tokens of a vocabulary whose characters a message lists."""
 
@@ -35,6 +40,7 @@ class Tokenizer:
         self._vocab = vocab
         self._file = file
         self._kind = kind
+        self._libraries: dict[tuple[bool, bool], _Encode] = {}
 
     @property
     def has_text(self) -> bool:
@@ -64,34 +70,57 @@ class Tokenizer:
         return self._vocab
 
     def encode(
-        self, text: str, *, bos: bool | None = None, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        bos: bool | None = None,
+        parse_special: bool = True,
+        literal: str = "",
     ) -> list[int]:
-        """Return the ids of a text.
+        """Return the ids of a text; warn if it begins with two bos.
 
         Args:
             text: Any text.
             bos: Whether to put bos in front; None for what the file says.
             parse_special: Whether control tokens written in the text count as such.
+            literal: A character that the text has in front of control tokens that are plain text
+                all the same; it is left out. "" for none.
 
         Raises:
             ModelError: the file has no tokenizer, or no tokens for a character of the text.
         """
         vocab = self.vocab
-        out: list[int] = []
-        if (vocab.add_bos if bos is None else bos) and "bos" in vocab.special:
-            out.append(vocab.special["bos"])
-        fresh = True
-        for part, token in self._split(text, parse_special):
-            if token is not None:
-                out.append(token)
-                fresh = True
-            else:
-                prefix = fresh and vocab.kind == "llama" and vocab.add_space_prefix
-                out.extend(self._plain(f" {part}" if prefix else part))
-                fresh = False
-        if vocab.add_eos:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError("the text is not valid Unicode", why=error.reason) from None
+        start = vocab.special.get("bos")
+        out = list(vocab.prefix) if bos is None else []
+        if (vocab.add_bos and not out if bos is None else bos) and start is not None:
+            out.append(start)
+        n_front = len(out)
+        if vocab.json and (not parse_special or not literal or literal not in text):
+            plain = text.replace(literal, "") if literal else text
+            out.extend(self._library(parses_control=parse_special)(plain))
+        else:
+            out.extend(self._by_parts(text, parse_special, literal))
+        if start is not None and out[:2] == [start, start] and n_front == 1:
+            what = "%s: the text begins with bos, and the tokenizer puts another in front of it"
+            _log.warning(what, self._file)
+        out.extend(vocab.suffix)
+        if vocab.add_eos and not vocab.json:
             out.append(vocab.special["eos"])
         return out
+
+    @cached_property
+    def control_tokens(self) -> SpecialTokens:
+        """Finds control tokens in a text.
+
+        Raises:
+            ModelError: the file has no tokenizer.
+        """
+        types = self.vocab.types
+        return SpecialTokens(t for t, i in self._special.items() if types[i] in CONTROL_TYPES)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of ids; bytes that are not UTF-8 become U+FFFD.
@@ -146,18 +175,38 @@ class Tokenizer:
     def _letters(self) -> dict[str, int]:
         return byte_letters()
 
+    def _by_parts(self, text: str, parse_special: bool, literal: str) -> Iterator[int]:
+        """Yield the ids of a text that is cut at special tokens."""
+        vocab, fresh, is_first = self.vocab, True, True
+        for part, token in self._split(text, parse_special, literal):
+            if token is not None:
+                yield token
+                fresh = True
+            elif vocab.json:
+                yield from self._library(parses_control=False, continues=not is_first)(part)
+            else:
+                prefix = fresh and vocab.kind == "llama" and vocab.add_space_prefix
+                yield from self._plain(f" {part}" if prefix else part)
+                fresh = False
+            is_first = False
+
+    def _library(self, *, parses_control: bool, continues: bool = False) -> _Encode:
+        """Return what encodes as ``tokenizer.json`` says, see ``make_library``; made once."""
+        kind = parses_control, continues
+        if kind not in self._libraries:
+            self._libraries[kind] = make_library(
+                self.vocab.json, self._file, parses_control=parses_control, continues=continues
+            )
+        return self._libraries[kind]
+
     @cached_property
-    def _encoder(self) -> Callable[[str], list[int]]:
+    def _encoder(self) -> _Encode:
         vocab = self.vocab
         return make_spm(vocab) if vocab.kind == "llama" else make_bpe(vocab, self._file)
 
     def _plain(self, text: str) -> list[int]:
-        try:
-            # SentencePiece writes a space as that letter, so the letter itself comes back as one.
-            shown = text.replace(SPACE, " ") if self.vocab.kind == "llama" else text
-            raw = shown.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError("the text is not valid Unicode", why=error.reason) from None
+        # SentencePiece writes a space as that letter, so the letter itself comes back as one.
+        raw = (text.replace(SPACE, " ") if self.vocab.kind == "llama" else text).encode()
         ids = self._encoder(text)
         unknown = self.vocab.special.get("unknown")
         if unknown not in ids and b"".join(map(self.token_bytes, ids)) != raw:
@@ -186,9 +235,8 @@ class Tokenizer:
     def _special(self) -> dict[str, int]:
         """Tokens that are never merged from smaller ones: control and user-defined."""
         vocab = self.vocab
-        kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
         pairs = zip(vocab.tokens, vocab.types, strict=True)
-        return {t: i for i, (t, kind) in enumerate(pairs) if t and kind in kinds}
+        return {t: i for i, (t, kind) in enumerate(pairs) if t and kind in SPECIAL_TYPES}
 
     @cached_property
     def _found(self) -> tuple[SpecialTokens, SpecialTokens]:
@@ -197,16 +245,33 @@ class Tokenizer:
         user = [t for t, i in self._special.items() if types[i] is TokenType.USER_DEFINED]
         return SpecialTokens(user), SpecialTokens(self._special)
 
-    def _split(self, text: str, parse_special: bool) -> Iterator[tuple[str, int | None]]:
-        """Yield pieces of text, each with its id if it is a special token."""
-        start = 0
-        for first, end in self._found[parse_special].find(text):
-            if first > start:
-                yield text[start:first], None
-            yield text[first:end], self._special[text[first:end]]
-            start = end
-        if start < len(text):
-            yield text[start:], None
+    def _split(
+        self, text: str, parse_special: bool, literal: str
+    ) -> Iterator[tuple[str, int | None]]:
+        """Yield pieces of text, each with its id if it is a special token.
+
+        Of a vocabulary with ``tokenizer.json`` only control tokens are cut out: the library finds
+        the others.
+        """
+        vocab, start, strips = self.vocab, 0, False
+        finder = self.control_tokens if vocab.json else self._found[parse_special]
+        for first, end in finder.find(text):
+            token = self._special[text[first:end]]
+            is_literal = bool(literal) and text[first - 1 : first] == literal
+            if is_literal and vocab.types[token] in CONTROL_TYPES:
+                continue
+            part = text[start:first]
+            part = part.lstrip() if strips else part
+            part = part.rstrip() if token in vocab.lstrip else part
+            part = part.replace(literal, "") if literal else part
+            if part:
+                yield part, None
+            yield text[first:end], token
+            start, strips = end, token in vocab.rstrip
+        part = text[start:].lstrip() if strips else text[start:]
+        part = part.replace(literal, "") if literal else part
+        if part:
+            yield part, None
 
 
 class TextStream:

@@ -1,5 +1,7 @@
 """The bytes of weights, in the type that the graph wants."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
@@ -59,6 +61,17 @@ def converted_array(file: GgufFile, name: str) -> NDArray[np.float32]:
             first, last = dtype.row_nbytes(start), dtype.row_nbytes(stop)
             out[start:stop] = _floats(raw[first:last], tensor)
     return out.reshape(tensor.shape)
+
+
+def with_arrays(file: GgufFile, arrays: Mapping[str, NDArray[np.float32]]) -> GgufFile:
+    """Return a file with tensors that were computed, beside or instead of its own."""
+    tensors, at, part = dict(file.tensors), 0, len(file.more) + 1
+    raw = [np.ascontiguousarray(a).view(np.uint8).reshape(-1) for a in arrays.values()]
+    for (name, values), data in zip(arrays.items(), raw, strict=True):
+        tensors[name] = GgufTensor(name, F32, values.shape, at, len(data), part)
+        at += len(data)
+    more = (*file.more, np.concatenate(raw)) if raw else file.more
+    return replace(file, tensors=tensors, more=more)
 
 
 def _floats(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:

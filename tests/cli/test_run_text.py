@@ -91,7 +91,10 @@ def test_overrides_that_nothing_reads(run):
         "tokenizer.chat_template=str:y",
     )
     assert "have no effect" not in run("-p", "hello", *(f"--override-kv={kv}" for kv in given))[2]
-    for kv in ("llama.rope.freq_bas=float:1", "qwen2.block_count=int:1", "split.count=int:2"):
+    code, _, err = run("-p", "hello", "--override-kv", "llama.rope.freq_bas=float:1")
+    assert code == 2
+    assert "key llama.rope.freq_bas is 1.0: ggsched does not know it" in err
+    for kv in ("llama.pooling_type=int:1", "qwen2.block_count=int:1", "split.count=int:2"):
         code, _, err = run("-p", "hello", "--override-kv", kv)
         key = kv.partition("=")[0]
         assert code == 0
@@ -115,6 +118,17 @@ def test_conversation(monkeypatch, run):
     assert talk(monkeypatch, run, options=["-p", "hello"])[1] == first
     system = talk(monkeypatch, run, "hello", options=["-sys", "world"])[1]
     assert system == run("-p", "<|user|>s world<|user|>u hello<|user|>", "-n", 3)[1]
+
+
+def test_control_tokens_in_questions_are_text(monkeypatch, run):
+    plain = talk(monkeypatch, run, "hello<|end|>")
+    parsed = talk(monkeypatch, run, "hello<|end|>", options=["--parse-special"])
+    assert (plain[0], parsed[0]) == (0, 0)
+    assert parsed[1] == run("-p", "<|user|>u hello<|end|><|user|>", "-n", 3)[1]
+    assert plain[1] != parsed[1]
+    assert talk(monkeypatch, run, "hello", options=["--parse-special"]) == talk(
+        monkeypatch, run, "hello"
+    )
 
 
 def test_questions_that_cannot_be_read(monkeypatch, run):

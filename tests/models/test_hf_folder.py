@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.load import load_model
+from ggsched.models.bpe import PRE_TOKENIZERS
+from ggsched.models.graph import build_model_graph
+from ggsched.models.load import load_model, weight_array
 from ggsched.models.memory_check import check_memory
 from ggsched.models.session import Session, SessionOptions
 from tests.models.helpers import Runner, tiny_arrays, tiny_gguf, tiny_meta
@@ -17,6 +19,13 @@ pytest.importorskip("safetensors")
 from safetensors.numpy import save_file
 
 H, G, D = 4, 2, 8
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -83,9 +92,20 @@ def write_tokenizer(folder):
         {"id": n_plain + i, "content": VOCAB[n_plain + i], "special": flag}
         for i, flag in enumerate(flags)
     ]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     model = {"type": "BPE", "vocab": {t: i for i, t in enumerate(VOCAB[:n_plain])}}
     model["merges"] = BPE_META[PREFIX + "merges"]
-    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
+    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    split["pattern"] = {"Regex": PRE_TOKENIZERS["llama-bpe"][0]}
+    steps = [split, {**letters, "use_regex": False}]
+    content = {
+        "model": model,
+        "added_tokens": [{**plain, **token} for token in added],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {**letters, "use_regex": True},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
     settings = {"chat_template": "{{ messages[0].content }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
@@ -107,6 +127,42 @@ def test_qwen2_is_not_reordered(tmp_path):
     file = load_model(tiny_gguf(tmp_path / "m.gguf", meta=meta, vocab=len(VOCAB)))
     folder = load_model(write_folder(tmp_path, "qwen2", reorder=False))
     np.testing.assert_array_equal(Runner(folder).feed([1, 2, 3]), Runner(file).feed([1, 2, 3]))
+
+
+def test_window_of_mistral(tmp_path):
+    """Of one block the last token's logits follow from the tokens in its window alone."""
+    config = config_of("mistral", sliding_window=3)
+    model = load_model(write_folder(tmp_path, config=config))
+    tokens = [3, 1, 4, 1, 5, 9, 2]
+    found = Runner(model).feed(tokens, out_rows=[6])
+    np.testing.assert_allclose(found, Runner(model).feed([5, 9, 2], out_rows=[2]), atol=1e-5)
+    for plain in ({"sliding_window": None}, {"sliding_window": 64}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(config_of("mistral", **plain)))
+        assert load_model(tmp_path).hparams.window == 0
+    assert not np.allclose(found, Runner(load_model(tmp_path)).feed(tokens, out_rows=[6]))
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_rotation_of_llama_3_1(tmp_path, field):
+    config = config_of(**{field: LLAMA3})
+    folder = load_model(write_folder(tmp_path, config=config))
+    factors = weight_array(folder, "rope_freqs.weight")
+    assert (factors[0], factors[-1]) == (1.0, 8.0)
+    arrays = tiny_arrays("llama", vocab=len(VOCAB)) | {"rope_freqs.weight": factors}
+    file = load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays, vocab=len(VOCAB)))
+    tokens = [3, 1, 4, 1, 5, 9, 2]
+    np.testing.assert_allclose(Runner(folder).feed(tokens), Runner(file).feed(tokens), atol=1e-5)
+    write_folder(tmp_path, config=config_of("qwen2", **{field: LLAMA3}))
+    with pytest.raises(ModelError, match="rope_scaling 'llama3' is not supported"):
+        load_model(tmp_path)
+
+
+def test_activation(tmp_path):
+    """gelu itself is compared in the models that llama.cpp computed."""
+    for name, op in (("silu", "swiglu"), ("gelu_pytorch_tanh", "gelu")):
+        model = load_model(write_folder(tmp_path, config=config_of(hidden_act=name)))
+        graph = build_model_graph(model.spec, n_tokens=1, n_kv=32, n_out=1, n_ctx=32)
+        assert {node.op for node in graph.nodes} & {"swiglu", "gelu"} == {op}
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -152,6 +208,22 @@ def test_experts_in_tensors_of_their_own(tmp_path, weights):
     np.testing.assert_allclose(found, Runner(file).feed(tokens), atol=1e-4)
 
 
+def test_experts_as_transformers_5_counts_them(tmp_path):
+    write_experts(tmp_path)
+    before = load_model(tmp_path).hparams
+    write_experts(tmp_path, num_experts=None, num_local_experts=4)
+    assert load_model(tmp_path).hparams == before
+
+
+def test_experts_whose_weights_are_not_renormalised(tmp_path):
+    arrays = write_experts(tmp_path, norm_topk_prob=False)
+    meta = {"qwen3moe.expert_weights_norm": False}
+    path = tiny_gguf(tmp_path / "m.gguf", "qwen3moe", meta=meta, arrays=arrays, vocab=len(VOCAB))
+    folder, file = load_model(tmp_path), load_model(path)
+    assert folder.hparams.renormalises_experts is file.hparams.renormalises_experts is False
+    np.testing.assert_array_equal(Runner(folder).feed([3, 1, 4]), Runner(file).feed([3, 1, 4]))
+
+
 LAST = "model.layers.0.mlp.experts.1.up_proj.weight"
 
 
@@ -161,7 +233,10 @@ LAST = "model.layers.0.mlp.experts.1.up_proj.weight"
         ({"drop": LAST}, "expert 1 is missing"),
         ({"narrow": LAST}, "experts differ in type or shape"),
         ({"num_experts": 5}, "needs [5, 32], has [4, 32]"),
-        ({"norm_topk_prob": False}, "norm_topk_prob 'False' is not supported"),
+        ({"norm_topk_prob": 2}, "norm_topk_prob '2' is not supported"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "sliding_window '8' is not supported"),
+        ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' is not supported"),
+        ({"num_local_experts": 8}, "num_local_experts '8' is not supported: num_experts is 4"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step '2' is not supported"),
         ({"mlp_only_layers": [0]}, "mlp_only_layers '[0]' is not supported"),
     ],
@@ -194,7 +269,9 @@ def test_tied_output(tmp_path):
     [
         ({"model_type": "bert"}, "model_type 'bert' is not supported"),
         ({"model_type": None}, "model_type 'None' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling 'llama3' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor '0' is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"rope_scaling": 8.0}, "rope_scaling '8.0' is not supported"),
         ({"hidden_size": "64"}, "hidden_size is '64', not a number"),
@@ -202,12 +279,47 @@ def test_tied_output(tmp_path):
         ({"rope_theta": float("inf")}, "rope_theta is 'inf', not a number"),
         ({"hidden_size": 48}, "llama.attention.head_count|wrong shape"),
         ({"num_hidden_layers": 2}, "is missing"),
+        ({"attention_bias": True}, "attention_bias 'True' is not supported: there are no such"),
+        ({"mlp_bias": True}, "mlp_bias 'True' is not supported"),
+        ({"attention_bias": 1}, "attention_bias '1' is not supported"),
+        ({"head_dim": 8.5, "rope_scaling": LLAMA3}, "attention.key_length: is 8.5"),
     ],
 )
 def test_refused(tmp_path, changes, word):
     write_folder(tmp_path, config=config_of(**changes))
     with pytest.raises(ModelError, match=word):
         load_model(tmp_path)
+
+
+def test_biases_that_no_field_says_are_refused(tmp_path):
+    write_folder(tmp_path)
+    bias = {"model.layers.0.self_attn.q_proj.bias": np.ones(H * D, np.float32)}
+    save_file(bias, tmp_path / "model-1.safetensors")
+    with pytest.raises(ModelError, match=r"attention_bias 'False' .* there is 'blk.0.attn_q.bias'"):
+        load_model(tmp_path)
+
+
+def test_tensors_that_the_architecture_does_not_know_are_refused(tmp_path):
+    write_folder(tmp_path)
+    for name, is_known in (("rotary_emb.inv_freq", True), ("self_attn.q_norm.weight", False)):
+        more = {f"model.layers.0.{name}": np.ones(D, np.float32)}
+        save_file(more, tmp_path / "model-1.safetensors")
+        if is_known:
+            load_model(tmp_path)
+            continue
+        with pytest.raises(ModelError, match=r"tensor 'blk.0.attn_q_norm.weight' is not used"):
+            load_model(tmp_path)
+
+
+def test_an_output_matrix_that_is_not_shared_is_needed(tmp_path):
+    arrays = {n: a for n, a in tiny_arrays("llama", vocab=len(VOCAB)).items() if n[:7] != "output."}
+    save_file(
+        {hf_name(n): a for n, a in arrays.items()}, write_folder(tmp_path) / "model-0.safetensors"
+    )
+    with pytest.raises(ModelError, match="lm_head.weight is missing: tie_word_embeddings"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(tie_word_embeddings=True)))
+    assert load_model(tmp_path).spec.is_tied
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "nul"])

@@ -8,7 +8,8 @@ from ggsched.ir.tensor import Role
 from ggsched.models.load import load_model
 from ggsched.models.session import Session
 from ggsched.models.session_options import SessionOptions
-from tests.models.reference_models import write_reference
+from tests.models.helpers import write_gguf
+from tests.models.reference_models import REFERENCES, metadata, shapes, tensor, write_reference
 
 NAMES = ["qwen3next-f32", "mamba2-f32"]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [2, 7, 1], [1, 6, 1, 8, 0, 3]]
@@ -144,7 +145,12 @@ def test_blocks_that_are_listed(path_of):
         load_model(path_of("qwen3next-f32"), overrides=odd)
 
 
-def test_blocks_that_predict_further_tokens_are_left_out(path_of):
-    overrides = {"qwen3next.nextn_predict_layers": 1}
-    hp = load_model(path_of("qwen3next-f32"), overrides=overrides).hparams
-    assert (hp.n_layer, hp.recurrent.layers) == (3, (True, True, True))
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
+    model = REFERENCES["qwen3next-f32"]
+    arch, layers = model.arch, model.sizes["layers"]
+    meta = metadata("qwen3next-f32", model)
+    meta |= {f"{arch}.block_count": layers + 1, f"{arch}.nextn_predict_layers": 1}
+    tensors = {n: tensor("qwen3next-f32", model, n, s) for n, s in shapes(model).items()}
+    tensors[f"blk.{layers}.nextn.enorm.weight"] = tensors["output_norm.weight"]
+    hp = load_model(write_gguf(tmp_path / "m.gguf", meta, tensors)).hparams
+    assert (hp.n_layer, hp.recurrent.layers) == (4, (True, True, True, False))

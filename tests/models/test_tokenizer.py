@@ -12,6 +12,7 @@ from ggsched.errors import ModelError, UsageError
 from ggsched.models.bpe import PRE_TOKENIZERS, byte_letters
 from ggsched.models.load import load_model
 from ggsched.models.tokenizer import Tokenizer
+from ggsched.models.vocab import STOP_NAMES, TokenType
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.vocabularies import (
     BPE_META,
@@ -22,6 +23,7 @@ from tests.models.vocabularies import (
     NORMAL,
     PREFIX,
     SPM_META,
+    USER_DEFINED,
     plain,
     vocab_of,
 )
@@ -88,6 +90,16 @@ SPLITS = [
     ("deepseek-llm", "I've 123 你好\n", ["I", "'", "ve", " ", "123", " ", "你好", "\n"]),
     ("olmo", "I've 12345  cats", ["I", "'ve", " 12345", " ", " cats"]),
     ("qwen35", "cafe\u0301 12", ["cafe\u0301", " ", "1", "2"]),
+    ("tekken", "HelloWorld don't 12", ["Hello", "World", " don", "'t", " ", "1", "2"]),
+    ("smollm", "I've 123  cats\n", ["I", "'ve", " ", "1", "2", "3", " ", " cats", "\n"]),
+    ("falcon3", "I'VE 12345", ["I", "'VE", " ", "123", "45"]),
+    ("seed-coder", "a+\n123", ["a", "+", "\n", "1", "2", "3"]),
+    ("bailingmoe", "I'll\n\n12", ["I", "'ll", "\n\n", "1", "2"]),
+    ("falcon", "a`b 12345", ["a", "`", "b", " ", "123", "45"]),
+    ("bloom", "one, two(3)", ["one", ",", " two", "(", "3", ")"]),
+    ("viking", "one 12", ["one", " ", "1", "2"]),
+    ("stablelm2", "a 12", ["a", " ", "1", "2"]),
+    ("glm4", "I'VE 1234", ["I", "'VE", " ", "123", "4"]),
     ("default", "12345 + 6=", ["123", "45", " ", "+", " ", "6", "="]),
 ]
 
@@ -101,11 +113,19 @@ def test_pre_tokenizers(pre, text, wanted):
     assert [piece for piece, _ in found] == wanted
 
 
-def test_unknown_pre_tokenizer_warns(caplog):
-    tokenizer = Tokenizer(vocab_of(BPE_META, pre="martian"), "m.gguf")
+@pytest.mark.parametrize("pre", ["martian", "kimi-k2", "superbpe", "youtu"])
+def test_unknown_pre_tokenizer_is_refused(pre):
+    tokenizer = Tokenizer(vocab_of(BPE_META, pre=pre), "m.gguf")
+    with pytest.raises(ModelError, match=f"key tokenizer.ggml.pre: pre-tokenizer '{pre}' is not"):
+        tokenizer.encode("hello")
+    assert tokenizer.decode([0]) == "!"
+
+
+def test_missing_pre_tokenizer_warns(caplog):
+    tokenizer = Tokenizer(vocab_of(BPE_META, pre=None), "m.gguf")
     with caplog.at_level(logging.WARNING):
         assert pieces(tokenizer, "hello") == ["hello"]
-    assert "martian" in caplog.text
+    assert "no key tokenizer.ggml.pre" in caplog.text
 
 
 def test_byte_letters_are_a_bijection():
@@ -218,6 +238,8 @@ BAD = [
     (SPM_META, {"scores": [float("nan")] * len(SPM_TOKENS)}, "scores: element 0 is NaN"),
     (SPM_META, {"scores": [1] * len(SPM_TOKENS)}, "scores: is not an array of floating"),
     (SPM_META, {"model": 5}, "model: is not a string"),
+    (SPM_META, {"rstrip_ids": [9999]}, "rstrip_ids: is not an array of ids"),
+    (SPM_META, {"stop_ids": ["a"]}, "stop_ids: is not an array of ids"),
 ]
 
 
@@ -279,3 +301,111 @@ def test_stop_ids():
     meta = plain(DEMO_META) | {PREFIX + "tokens": names, PREFIX + "token_type": types}
     gpt_oss = vocab_of(meta, eos_token_id=0)
     assert gpt_oss.stop_ids() == {0, 1}
+
+
+def ends_of(names, **keys):
+    """Return the texts of tokens at which generation ends, of a vocabulary with these tokens."""
+    tokens = ["a", "b", *names]
+    meta = DEMO_META | {PREFIX + "tokens": tokens, PREFIX + "token_type": [NORMAL] * len(tokens)}
+    vocab = vocab_of(meta, eos_token_id=0, **keys)
+    return {tokens[i] for i in vocab.stop_ids()} - {"a"}, vocab
+
+
+@pytest.mark.parametrize("name", sorted(STOP_NAMES))
+def test_text_ends_at_tokens_of_these_names(name):
+    found, vocab = ends_of([name])
+    assert found == {name}
+    assert vocab.types[2] is TokenType.CONTROL
+    tokenizer = Tokenizer(vocab, "m.gguf")
+    assert tokenizer.decode([1, 2]) == "b"
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"], None),
+        (["<|fim_middle|>", "<|im_start|>", "<|user|>", "<s>"], []),
+        (["<|return|>", "<|call|>", "<|end|>"], ["<|return|>", "<|call|>"]),
+        (["<|flush|>", "<|calls|>", "<|end|>"], ["<|flush|>", "<|calls|>"]),
+        (["<|return|>", "<|end|>"], None),
+        (["<|tool_response>", "</s>"], ["<|tool_response>"]),
+        (["<|im_end|>", "</s>"], None),
+        (["<REPO>", "<|repo_name|>"], ["<|repo_name|>"]),
+    ],
+)
+def test_names_that_depend_on_each_other(names, wanted):
+    assert ends_of(names)[0] == {*(names if wanted is None else wanted)}
+
+
+def test_keys_of_tokens_that_end_a_text():
+    assert ends_of(["x", "<|fim_pad|>"], fim_pad_token_id=2)[0] == {"x"}
+    assert ends_of(["x", "y", "z"], eot_token_id=2, fim_sep_token_id=4)[0] == {"x", "z"}
+
+
+def test_a_doubled_bos_is_warned_of(caplog):
+    assert SPM.encode("<s>a") == [1, 1, *SPM.encode("a", bos=False)]
+    assert caplog.text.count("the text begins with bos") == 1
+    assert len(caplog.records) == 1
+    caplog.clear()
+    for text, bos in (("a", None), ("<s>a", False), ("<s><s>a", False)):
+        assert SPM.encode(text, bos=bos)
+    assert SPM.encode("<s>", parse_special=False)
+    assert not caplog.records
+
+
+PHI3_TOKENS = [*SPM_TOKENS, "<|user|>", "<|end|>", "<|endoftext|>", "<extra>"]
+PHI3_META = SPM_META | {
+    PREFIX + "tokens": PHI3_TOKENS,
+    PREFIX + "token_type": [
+        *SPM_META[PREFIX + "token_type"], CONTROL, CONTROL, CONTROL, USER_DEFINED,
+    ],
+    PREFIX + "scores": [*SPM_META[PREFIX + "scores"], 0.0, 0.0, 0.0, 0.0],
+}  # fmt: skip
+PHI3_CASES = [
+    ("<|user|>\nhello", ["<|user|>", "▁hello"]),
+    ("<|user|> \n\t hello <|end|>\n", ["<|user|>", "▁hello", "▁", "<|end|>"]),
+    ("a</s>\na", ["▁", "a", "</s>", "▁", "a"]),
+    ("<extra>  a", ["<extra>", "▁", "a"]),
+    ("<|endoftext|>\na", ["<|endoftext|>", "▁", "<0x0A>", "a"]),
+    ("<s>\na", ["<s>", "▁", "<0x0A>", "a"]),
+    ("a\na", ["▁", "a", "<0x0A>", "a"]),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), PHI3_CASES)
+@pytest.mark.parametrize(
+    "general", [{"architecture": "phi3"}, {"name": "Phi-3-mini"}, {"name": "my phi3 tune"}]
+)
+def test_special_tokens_of_phi_3_swallow_the_space_behind_them(general, text, wanted):
+    meta = PHI3_META | {f"general.{key}": value for key, value in general.items()}
+    assert pieces(Tokenizer(vocab_of(meta), "m"), text, bos=False) == wanted
+
+
+def test_special_tokens_of_others_swallow_nothing():
+    for general in ({}, {"general.architecture": "llama", "general.name": "Llama 3"}):
+        tokenizer = Tokenizer(vocab_of(PHI3_META | general), "m")
+        found = pieces(tokenizer, "<|user|>\na", bos=False)
+        assert found == ["<|user|>", "▁", "<0x0A>", "a"]
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "tekken", "falcon3", "pixtral"])
+def test_models_that_begin_with_bos(pre):
+    meta = {k: v for k, v in BPE_META.items() if k != PREFIX + "add_bos_token"}
+    assert vocab_of(meta, pre=pre).add_bos
+    assert not vocab_of(meta, pre="smollm").add_bos
+
+
+def test_pieces_that_are_tokens_are_not_split():
+    """Without merges that make it, a whole piece is a token of some vocabularies only."""
+    tokens = [*BPE_META[PREFIX + "tokens"], "abc"]
+    types = [*BPE_META[PREFIX + "token_type"], NORMAL]
+    for pre, wanted in (("tekken", ["abc"]), ("llama-bpe", ["abc"]), ("qwen2", ["a", "b", "c"])):
+        vocab = vocab_of(BPE_META, tokens=tokens, token_type=types, pre=pre)
+        assert pieces(Tokenizer(vocab, "m.gguf"), "abc") == wanted
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_every_pre_tokenizer_keeps_the_text(name):
+    tokenizer = Tokenizer(vocab_of(BPE_META, pre=name), "m.gguf")
+    for text in ("I've 1234  cats\n\n", "é你好 don't\r\n", "HelloWorld(3), ok."):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

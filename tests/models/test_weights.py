@@ -129,6 +129,37 @@ def test_integers_are_no_weights(tmp_path):
         load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_sinks.weight",
+        "blk.0.attn_q_norm.weight",
+        "blk.0.attn_norm.bias",
+        "blk.0.ffn_up_exps.weight",
+        "rope_factors_long.weight",
+        "output_norm.bias",
+        "token_embd_norm.weight",
+        "output.bias",
+        "blk.0.attn_kv_b.weight",
+    ],
+)
+def test_tensors_that_the_architecture_does_not_know_are_refused(tmp_path, name):
+    arrays = tiny_arrays("llama") | {name: np.ones(8, np.float32)}
+    with pytest.raises(ModelError, match=f"tensor '{name}' is not used: architecture llama does"):
+        load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_rot_embd.weight", "v.blk.0.attn_q.weight"])
+def test_tensors_that_have_no_effect(tmp_path, name, caplog):
+    arrays = tiny_arrays("llama")
+    plain = load_model(tiny_gguf(tmp_path / "m.gguf", arrays=arrays))
+    model = load_model(
+        tiny_gguf(tmp_path / "n.gguf", arrays=arrays | {name: np.ones(8, np.float32)})
+    )
+    assert model.spec == plain.spec
+    assert caplog.text.count("tensors are not used") == name.startswith("v.")
+
+
 def test_integers_may_be_there(tmp_path, caplog):
     arrays = tiny_arrays("llama")
     arrays["notes"] = stored(np.arange(8).reshape(2, 4), GGMLQuantizationType.I32)

@@ -19,8 +19,6 @@ from ggsched.models.metadata_keys import Keys
 from ggsched.models.spec import WeightNeed, expert_needs, feed_forward_needs, linear_needs
 
 _YARN_LOG: Final = 0.1
-_SOFT_MAX: Final = 1
-_SIGMOID: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def _attention(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
-    """Read widths of the latent space, layers without experts, and how experts are weighted."""
+    """Read widths of the latent space, and which layers have no experts."""
     wide = 1 << 14
     latent = Latent(
         rank=keys.count("attention.kv_lora_rank", wide),
@@ -127,9 +125,6 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     groups = keys.count("expert_group_count", 1 << 12, default=1)
     if groups > 1 and keys.count("expert_group_used_count", 1 << 12, default=groups) < groups:
         raise keys.fail("expert_group_count", f"is {groups}", "groups of experts are not supported")
-    gating = keys.count("expert_gating_func", 1 << 8, default=_SOFT_MAX, least=0) or _SOFT_MAX
-    if gating not in (_SOFT_MAX, _SIGMOID):
-        raise keys.fail("expert_gating_func", f"is {gating}", "supported: 1, 2")
     logarithm, magnitude = log(1.0 / hp.rope.freq_scale), hp.rope.attn_factor
     by_log = keys.real("rope.scaling.yarn_log_multiplier", 0.0, 1e3, default=0.0) / _YARN_LOG
     if by_log and hp.rope.ext_factor:
@@ -145,9 +140,6 @@ def refine(keys: Keys, hp: HParams) -> HParams:
         n_dense=keys.count("leading_dense_block_count", 1 << 16, default=0, least=0),
         n_ff_dense=keys.count("feed_forward_length", 1 << 24),
         n_ff_shared=hp.n_ff * keys.count("expert_shared_count", 1 << 12),
-        expert_scale=keys.real("expert_weights_scale", 0.0, 1e6, default=0.0) or 1.0,
-        renormalises_experts=keys.flag("expert_weights_norm", False),
-        routes_by_sigmoid=gating == _SIGMOID,
     )
 
 
@@ -158,5 +150,6 @@ ARCHITECTURE: Final = Architecture(
     pairing="adjacent",
     experts="all",
     has_latent=True,
+    renormalises=False,
     refine=refine,
 )

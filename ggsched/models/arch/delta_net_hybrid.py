@@ -47,15 +47,10 @@ def hybrid_block(
 
 
 def refine_hybrid(keys: Keys, hp: HParams, *, tiled: bool) -> HParams:
-    """Read widths of the states; blocks that predict further tokens are left out."""
-    extra = keys.count("nextn_predict_layers", 1 << 16, default=0, least=0)
-    if extra >= hp.n_layer:
-        raise keys.fail("nextn_predict_layers", f"is {extra}", f"there are {hp.n_layer} blocks")
-    n_layer = hp.n_layer - extra
+    """Read widths of the shared expert and of the states."""
     return replace(
         hp,
-        n_layer=n_layer,
         n_ff_shared=shared_width(keys),
         gates_attention=True,
-        recurrent=read_delta_net(keys, n_layer, tiled=tiled),
+        recurrent=read_delta_net(keys, hp.n_layer, tiled=tiled),
     )

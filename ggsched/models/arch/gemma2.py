@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from math import sqrt
 from typing import Final
 
@@ -29,8 +28,7 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
 
 def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    ffn = partial(kit.feed_forward, activation="gelu")
-    return kit.block(x, layer, "ffn_norm", ffn, norms_after=NORMS_AFTER)
+    return kit.block(x, layer, "ffn_norm", kit.feed_forward, norms_after=NORMS_AFTER)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
@@ -39,6 +37,7 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     return replace(
         hp,
         embedding_scale=sqrt(hp.n_embd),
+        activation="gelu",
         attn_scale=scale,
         soft_cap=keys.real("attn_logit_softcapping", 1e-3, 1e6, default=50.0),
         logit_cap=keys.real("final_logit_softcapping", 1e-3, 1e6, default=30.0),
@@ -47,4 +46,4 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     )
 
 
-ARCHITECTURE: Final = Architecture("gemma2", needs, block, refine=refine)
+ARCHITECTURE: Final = Architecture("gemma2", needs, block, windows="own", refine=refine)

@@ -33,6 +33,7 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     return replace(
         hp,
         embedding_scale=sqrt(hp.n_embd),
+        activation="gelu",
         attn_scale=scale,
         logit_cap=keys.real("final_logit_softcapping", 0.0, 1e6, default=0.0),
         window=window,
@@ -41,4 +42,4 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     )
 
 
-ARCHITECTURE: Final = Architecture("gemma3", needs, block, refine=refine)
+ARCHITECTURE: Final = Architecture("gemma3", needs, block, windows="own", refine=refine)

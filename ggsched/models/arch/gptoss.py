@@ -12,6 +12,7 @@ from typing import Final
 from ggsched.ir.tensor import Tensor
 from ggsched.models.architecture import Architecture
 from ggsched.models.hparams import HParams
+from ggsched.models.ignored_keys import NO_DENSE, Ignored, one_of
 from ggsched.models.layers import ModelBuilder
 from ggsched.models.metadata_keys import MAX_CONTEXT, Keys
 from ggsched.models.spec import WeightNeed, attention_needs, expert_needs
@@ -33,8 +34,25 @@ def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
-    """Read the window of even layers."""
-    return replace(hp, window=keys.count("attention.sliding_window", MAX_CONTEXT))
+    """Read the window, and of which layers it is."""
+    return replace(
+        hp,
+        window=keys.count("attention.sliding_window", MAX_CONTEXT),
+        windowed=keys.windowed(hp.n_layer, period=2),
+    )
 
 
-ARCHITECTURE: Final = Architecture("gpt-oss", needs, block, experts="all", refine=refine)
+ARCHITECTURE: Final = Architecture(
+    "gpt-oss",
+    needs,
+    block,
+    experts="all",
+    windows="own",
+    softmax_of_chosen=True,
+    ignored={
+        "feed_forward_length": NO_DENSE,
+        "expert_gating_func": Ignored("it says what the architecture does", one_of(0, 3)),
+        "expert_weights_norm": Ignored("a softmax over the chosen experts adds up to one"),
+    },
+    refine=refine,
+)

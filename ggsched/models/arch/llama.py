@@ -8,6 +8,7 @@ from typing import Final
 from ggsched.ir.tensor import Tensor
 from ggsched.models.architecture import Architecture, whole_width
 from ggsched.models.hparams import HParams
+from ggsched.models.ignored_keys import NO_DENSE
 from ggsched.models.layers import ModelBuilder
 from ggsched.models.metadata_keys import Keys
 from ggsched.models.spec import WeightNeed, attention_needs, expert_needs, feed_forward_needs
@@ -48,5 +49,7 @@ ARCHITECTURE: Final = Architecture(
     pairing="adjacent",
     experts="some",
     expert_width=whole_width,
+    windows="all",
+    ignored={"feed_forward_length": NO_DENSE},
     refine=refine,
 )

@@ -7,6 +7,7 @@ from typing import Final
 from ggsched.ir.tensor import Tensor
 from ggsched.models.architecture import Architecture
 from ggsched.models.hparams import HParams
+from ggsched.models.ignored_keys import NO_ATTENTION, NO_DENSE
 from ggsched.models.layers import ModelBuilder
 from ggsched.models.metadata_keys import Keys
 from ggsched.models.recurrent import attend, conv_needs, convolve, heads, read_recurrent
@@ -62,4 +63,15 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     return replace(hp, recurrent=read_recurrent(keys, [True] * hp.n_layer))
 
 
-ARCHITECTURE: Final = Architecture("mamba2", needs, block, has_attention=False, refine=refine)
+_OF_ATTENTION: Final = (
+    *(f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length")),
+    *("attention.value_length", "rope.dimension_count", "rope.freq_base"),
+)
+ARCHITECTURE: Final = Architecture(
+    "mamba2",
+    needs,
+    block,
+    has_attention=False,
+    ignored={**dict.fromkeys(_OF_ATTENTION, NO_ATTENTION), "feed_forward_length": NO_DENSE},
+    refine=refine,
+)

@@ -37,12 +37,12 @@ def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
-    """Read the length that decides on the factors; windows are unused, as in llama.cpp."""
+    """Read the length that decides on the factors."""
     key = "rope.scaling.original_context_length"
     length = keys.count(key, MAX_CONTEXT, default=hp.n_ctx_train)
     return replace(hp, rope=replace(hp.rope, n_ctx_orig=length))
 
 
 ARCHITECTURE: Final = Architecture(
-    "phi3", needs, block, scalings=frozenset({"longrope"}), refine=refine
+    "phi3", needs, block, scalings=frozenset({"longrope"}), windows="all", refine=refine
 )

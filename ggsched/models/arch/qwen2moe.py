@@ -26,10 +26,16 @@ def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
-    """Read the width of the shared expert; weights of experts are not renormalised."""
-    return replace(hp, n_ff_shared=shared_width(keys), renormalises_experts=False)
+    """Read the width of the shared expert."""
+    return replace(hp, n_ff_shared=shared_width(keys))
 
 
 ARCHITECTURE: Final = Architecture(
-    "qwen2moe", needs, block, experts="all", expert_width=split_width, refine=refine
+    "qwen2moe",
+    needs,
+    block,
+    experts="all",
+    expert_width=split_width,
+    renormalises=False,
+    refine=refine,
 )

@@ -7,6 +7,7 @@ from typing import Final
 from ggsched.ir.tensor import Tensor
 from ggsched.models.architecture import Architecture, split_width
 from ggsched.models.hparams import HParams
+from ggsched.models.ignored_keys import NO_DENSE
 from ggsched.models.layers import ModelBuilder
 from ggsched.models.spec import WeightNeed, attention_needs, expert_needs, head_norm_needs
 
@@ -26,5 +27,10 @@ def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 
 ARCHITECTURE: Final = Architecture(
-    "qwen3moe", needs, block, experts="all", expert_width=split_width
+    "qwen3moe",
+    needs,
+    block,
+    experts="all",
+    expert_width=split_width,
+    ignored={"feed_forward_length": NO_DENSE},
 )
