@@ -20,7 +20,7 @@ from ggsched.ir.dtype import F32, DType
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
-from ggsched.testing.oracle.interpreter import encode, wide
+from ggsched.testing.oracle.interpreter import as_library_has_them, encode, wide
 from ggsched.testing.oracle.ops import check_ids, reference_of
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
 
@@ -120,7 +120,8 @@ class NodeWork:
                 raise UsageError("set_rows was given one row twice", where=node.label)
             place[ids] = encode(source, out.dtype)
             return
-        value = encode(reference_of(OPS[node.op])(loaded, node.params), out.dtype)
+        operands = as_library_has_them(node.op, loaded, [o.dtype for o in self.read])
+        value = encode(reference_of(OPS[node.op])(operands, node.params), out.dtype)
         self._runs += 1
         if self._wobbles and self._runs % 2 == 0:
             value = np.nextafter(value, np.float32(np.inf))
