@@ -29,7 +29,9 @@ class Expression:
 
 _SOFTPLUS: Final = "(log1p(exp(-fabs(A))) + fmax(A, 0.0f))"
 _ROOT_HALF: Final = "0.70710678118654752f"
-_WRAPPED: Final = "(B == 0 ? 0 : (A % B != 0 && ((A % B < 0) != (B < 0)) ? A % B + B : A % B))"
+_REST: Final = "A % WHOLE_DIVISOR(B)"
+_WRAPPED: Final = f"({_REST} != 0 && (({_REST} < 0) != (B < 0)) ? {_REST} + B : {_REST})"
+_TO_WHOLE: Final = "CAT(OF_REAL_, Y_T)(A)"
 
 ELEMENTS: Final[dict[str, Expression]] = {
     # functions that OpenCL has
@@ -49,7 +51,9 @@ ELEMENTS: Final[dict[str, Expression]] = {
     "softsign": Expression("A / (1.0f + fabs(A))"),
     "mish": Expression(f"A * tanh({_SOFTPLUS})"),
     "hard_swish": Expression("A * clamp(A / 6.0f + 0.5f, 0.0f, 1.0f)"),
-    "hard_sigmoid": Expression("clamp(A * P0 + P1, 0.0f, 1.0f)", params=("alpha", "beta")),
+    "hard_sigmoid": Expression(
+        "NAN_MIN(NAN_MAX(A * P0 + P1, 0.0f), 1.0f)", params=("alpha", "beta")
+    ),
     "leaky_relu": Expression("A < 0 ? A * P0 : A", params=("alpha",)),
     "threshold": Expression("A > P0 ? A : 0.0f", params=("alpha",)),
     "elu": Expression(
@@ -57,10 +61,10 @@ ELEMENTS: Final[dict[str, Expression]] = {
     ),
     "gelu": Expression(f"0.5f * A * (1.0f + erf(A * {_ROOT_HALF}))"),
     "gelu_tanh": Expression(
-        "0.5f * A * (1.0f + tanh(0.7978845608028654f * (A + 0.044715f * A * A * A)))"
+        "A / (1.0f + exp(-1.5957691216057308f * (A + 0.044715f * A * A * A)))"
     ),
     "relu": Expression("A < 0 ? 0 : A", NUMBERS),
-    "abs": Expression("A < 0 ? -A : A", NUMBERS),
+    "abs": Expression("fabs(A)", NUMBERS),
     "neg": Expression("-A", NUMBERS),
     "sign": Expression("A != A ? A : (A > 0) - (A < 0)", NUMBERS),
     "not": Expression("!A", BOOL),
@@ -99,11 +103,18 @@ ELEMENTS: Final[dict[str, Expression]] = {
 """By op, without the prefix."""
 
 BY_TYPE: Final[dict[str, dict[str, str]]] = {
-    "div": {**dict.fromkeys(REAL, "A / B"), **dict.fromkeys(WHOLE, "(B == 0 ? 0 : A / B)")},
+    "div": {**dict.fromkeys(REAL, "A / B"), **dict.fromkeys(WHOLE, "QUOTIENT(A, B)")},
     "mod": {**dict.fromkeys(REAL, "(P0 > 0 ? fmod(A, B) : floor_mod(A, B))"),
-            **dict.fromkeys(WHOLE, f"(P0 > 0 ? (B == 0 ? 0 : A % B) : {_WRAPPED})")},
+            **dict.fromkeys(WHOLE, f"(B == 0 ? 0 : P0 > 0 ? {_REST} : {_WRAPPED})")},
+    "abs": dict.fromkeys(WHOLE, "A < 0 ? (UA)0 - (UA)A : (UA)A"),
+    "neg": dict.fromkeys(WHOLE, "(UA)0 - (UA)A"),
+    "add": dict.fromkeys(WHOLE, "(UA)A + (UA)B"),
+    "sub": dict.fromkeys(WHOLE, "(UA)A - (UA)B"),
+    "mul": dict.fromkeys(WHOLE, "(UA)A * (UA)B"),
+    "prelu": dict.fromkeys(WHOLE, "A < 0 ? (UA)A * (UA)B : (UA)A"),
+    "cast": dict.fromkeys(REAL, _TO_WHOLE),
 }  # fmt: skip
-"""Ops that are written otherwise for integers: they must not trap."""
+"""Ops that are written otherwise for integers, which wrap and do not trap (LCH-8)."""
 
 BY_TYPE_PARAMS: Final = {"mod": ("fmod",)}
 

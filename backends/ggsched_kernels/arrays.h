@@ -40,7 +40,7 @@ typedef struct {
 #define V_u32 u32
 #define V_u16 u16
 #define V_u8 u8
-#define V_bool int
+#define V_bool bool
 
 #define PLAIN_AT(T, p) (*(GLOBAL T *)(p))
 #define READ_AT(T, p) (*(GLOBAL const T *)(p))
@@ -72,6 +72,47 @@ typedef struct {
 #define VB CAT(V_, B_T)
 #define VC CAT(V_, C_T)
 #define VY CAT(V_, Y_T)
+
+/* Unsigned types in which integers wrap; narrow ones are computed in 32 bits. */
+#define U_i64 u64
+#define U_u64 u64
+#define U_i32 u32
+#define U_u32 u32
+#define U_i16 u32
+#define U_u16 u32
+#define U_i8 u32
+#define U_u8 u32
+#define UA CAT(U_, A_T)
+
+/* A divisor that traps for no dividend: remainders by 0 are replaced, those by -1 are 0 as by 1. */
+#define WHOLE_DIVISOR(b) ((b) == 0 || (b) == (VA)-1 && (VA)-1 < (VA)1 ? (VA)1 : (b))
+/* Towards zero; 0 by 0; the least integer by -1 is itself. */
+#define QUOTIENT(a, b) \
+  ((b) == 0 ? (UA)0 : (b) == (VA)-1 && (VA)-1 < (VA)1 ? (UA)0 - (UA)(a) : (UA)((a) / WHOLE_DIVISOR(b)))
+
+/* Integers of floats: towards zero, limited to i64, of which narrower types have the low bits; NaN is 0.
+ * For u64 numbers from 0 on are limited to u64 instead. */
+FN i64 whole_of(float x) {
+  if (x != x) return 0;
+  if (x >= 9223372036854775808.0f) return 0x7fffffffffffffff;
+  return x < -9223372036854775808.0f ? -0x7fffffffffffffff - 1 : (i64)x;
+}
+FN u64 unsigned_of(float x) {
+  if (x >= 18446744073709551616.0f) return ~(u64)0;
+  return x >= 9223372036854775808.0f ? (u64)x : (u64)whole_of(x);
+}
+#define OF_REAL_f32(x) (x)
+#define OF_REAL_f16(x) (x)
+#define OF_REAL_f64(x) (x)
+#define OF_REAL_i64(x) whole_of(x)
+#define OF_REAL_i32(x) whole_of(x)
+#define OF_REAL_i16(x) whole_of(x)
+#define OF_REAL_i8(x) whole_of(x)
+#define OF_REAL_u64(x) unsigned_of(x)
+#define OF_REAL_u32(x) whole_of(x)
+#define OF_REAL_u16(x) whole_of(x)
+#define OF_REAL_u8(x) whole_of(x)
+#define OF_REAL_bool(x) (x)
 
 /* The remainder with the sign of the divisor, as numpy has it. */
 FN float floor_mod(float a, float b) {

@@ -64,7 +64,7 @@ def array_source(name: str) -> tuple[str, ...]:
             "array_reduce.cl",
         )
     if file == "elements":
-        text = BY_TYPE[op][dtype] if op in BY_TYPE else ELEMENTS[op].text
+        text = BY_TYPE.get(op, {}).get(dtype) or ELEMENTS[op].text
         return f"#define EXPR {text}\n", "array_elements.cl"
     return "", f"array_{file}.cl"
 
@@ -138,7 +138,7 @@ def _concat(site: LoweringContext) -> None:
 def _elements(
     site: LoweringContext, op: str, x: Sequence[Place], y: Place, kinds: Sequence[str], kind: str
 ) -> None:
-    names = BY_TYPE_PARAMS.get(op, ()) if op in BY_TYPE else ELEMENTS[op].params
+    names = ELEMENTS[op].params if op in ELEMENTS else BY_TYPE_PARAMS.get(op, ())
     values = [float(site.number(name)) for name in names]
     places = [*x, *([x[0]] * (_OPERANDS - len(x))), y]
     struct_, rows, extent = packed(places, y[2], site)

@@ -224,7 +224,7 @@ KERNEL(attention_blocks)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens t
       to_part[e] = x;
       if (e == 0) to_part[across] = top[r], to_part[across + 1] = total[r];
     } else {
-      F32_AT(y + ty.off + t * ty.s[1] + h * ty.s[2] + e * ty.s[3]) = total[r] > 0.0f ? x / total[r] : 0.0f;
+      F32_AT(y + ty.off + t * ty.s[1] + h * ty.s[2] + e * ty.s[3]) = total[r] == 0.0f ? 0.0f : x / total[r];
     }
   }
 }
@@ -246,6 +246,6 @@ KERNEL(attention_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, 
   for (int e = LANE; e < across; e += LANES) {
     float x = 0.0f;
     for (int s = 0; s < splits; s++) x += mine[s * step + e] * EXP(mine[s * step + across] - highest);
-    F32_AT(y + ty.off + t * ty.s[1] + h * ty.s[2] + e * ty.s[3]) = all > 0.0f ? x / all : 0.0f;
+    F32_AT(y + ty.off + t * ty.s[1] + h * ty.s[2] + e * ty.s[3]) = all == 0.0f ? 0.0f : x / all;
   }
 }

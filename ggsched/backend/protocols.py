@@ -22,7 +22,7 @@ from typing import Final, Protocol, runtime_checkable
 from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
-CONTRACT_VERSION: Final = (1, 3)
+CONTRACT_VERSION: Final = (1, 4)
 """Major and minor version of the contract; a plug-in of another major version is refused."""
 
 HostMemory = memoryview
@@ -95,7 +95,7 @@ class Event(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..7.
+    """Nodes compiled for one stream, every argument bound. Runs them in order, see LCH-1..8.
 
     A program may have an attribute ``by_reference``, the labels of its nodes for which the device
     has no kernel and computes the reference arithmetic of the op. Traces mark these nodes.
@@ -169,7 +169,7 @@ class Stream(Protocol):
         """
 
     def launch(self, program: Program) -> None:
-        """Run a program that was compiled for this stream (LCH-1..7)."""
+        """Run a program that was compiled for this stream (LCH-1..8)."""
 
     def record(self, event: Event) -> None:
         """Let ``event`` stand for everything enqueued so far (EVT-1).
@@ -253,7 +253,7 @@ class Device(Protocol):
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> Program:
         """Prepare nodes to run in order on ``stream`` by one ``launch``.
 
-        ``ops`` of the facts promises that this succeeds (LCH-3). Scratch memory and library
+        ``ops`` of the facts promises that this succeeds (LCH-3, LCH-8). Scratch memory and library
         handles belong to that stream alone (LCH-5). Nodes with a ``group`` may run as one (LCH-6).
         Operands that are constant may be read ahead of a launch's turn (LCH-7). What is read may
         lie on another device where both declare ``reads_peers`` (COL-1..4).

@@ -61,8 +61,13 @@ class OpDef:
     max_axes: int = BUILT_IN_AXES
 
     def full(self, params: Params) -> dict[str, Param]:
-        """Return parameters of a node with the defaults filled in."""
-        return {**(self.defaults or {}), **params}
+        """Return the op's parameters with the defaults filled in.
+
+        ``inplace`` of a node is left out: it places the result and is not part of the meaning.
+        """
+        full = {**(self.defaults or {}), **params}
+        full.pop("inplace", None)
+        return full
 
     @property
     def version(self) -> str:

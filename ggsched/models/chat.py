@@ -6,6 +6,8 @@ that it makes is charged to one account: rounds of loops, calls, characters and 
 """
 
 import json
+import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -26,13 +28,22 @@ MAX_STEPS: Final = 100_000
 MAX_WORK: Final = 1 << 20
 """Elements, and texts by their characters."""
 _CHARACTERS: Final = 256
+MAX_INTEGER: Final = 1 << 64
+"""Magnitude of integers."""
+
+MAX_SECONDS: Final = 20.0
+"""Time for one text; whatever is left uncharged ends there."""
+
 _MAX_INDENT: Final = 16
+_MAX_DIGITS: Final = 16
 _FILTERS: Final = {
-    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first",
-    "float", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max",
-    "min", "reject", "rejectattr", "replace", "reverse", "safe", "select", "selectattr", "sort",
-    "string", "title", "tojson", "trim", "unique", "upper",
+    "abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape",
+    "first", "float", "format", "indent", "int", "items", "join", "last", "length", "list",
+    "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe",
+    "select", "selectattr", "sort", "string", "sum", "title", "tojson", "trim", "truncate",
+    "unique", "upper",
 }  # fmt: skip
+_WIDE: Final = re.compile(r"[*]|[0-9]{4}")
 _TEXT_METHODS: Final = {
     "capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isdecimal",
     "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip",
@@ -64,17 +75,21 @@ class _Environment(ImmutableSandboxedEnvironment):
     Attributes:
         steps: Rounds and calls that are left.
         work: Elements and characters that are left.
+        deadline: When its time ends, by ``time.monotonic``.
     """
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
     steps = MAX_STEPS
     work = MAX_WORK
+    deadline = math.inf
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse powers, and repetitions of anything but numbers; charge for sums of texts."""
         numbers = isinstance(left, int | float) and isinstance(right, int | float)
         if operator == "+":
-            return left + right if numbers else self.charged(left + right)
+            return self.charged(left + right)
+        if operator == "-":
+            return self.charged(left - right)
         if operator == "%" and numbers:
             return left % right
         if operator != "*" or not numbers or abs(left * right) > MAX_STEPS:
@@ -87,6 +102,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.step()
         text, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
         if isinstance(text, str):
+            for value in (text, *given):
+                self.charged(value)
             given = _bounded(name, text, given)
         return self.charged(super().call(context, called, *given, **kwargs))
 
@@ -110,11 +127,15 @@ class _Environment(ImmutableSandboxedEnvironment):
     def step(self) -> None:
         """Charge for a round of a loop, or for a call."""
         self.steps -= 1
+        if time.monotonic() > self.deadline:
+            raise _Refused(f"it takes more than {MAX_SECONDS:g} s")
         if self.steps < 0:
             raise _Refused(f"its loops and calls take more than {MAX_STEPS} rounds")
 
     def charged(self, value: Any) -> Any:
         """Return a value, with each of its elements charged as often as it would be written."""
+        if time.monotonic() > self.deadline:
+            raise _Refused(f"it takes more than {MAX_SECONDS:g} s")
         left = [value]
         while left:
             item = left.pop()
@@ -123,6 +144,8 @@ class _Environment(ImmutableSandboxedEnvironment):
                 self.work -= len(item) // _CHARACTERS
                 if len(item) > MAX_OUTPUT:
                     raise _Refused(f"it writes more than {MAX_OUTPUT} characters")
+            elif isinstance(item, int) and abs(item) > MAX_INTEGER:
+                raise _Refused(f"it computes integers beyond {MAX_INTEGER}")
             elif isinstance(item, list | tuple):
                 left.extend(item)
             elif isinstance(item, dict | Namespace):
@@ -149,9 +172,32 @@ class _Environment(ImmutableSandboxedEnvironment):
                 _bounded(name, str(of), [*given, *kwargs.values()])
             elif name == "indent" and _width(*given, **kwargs) > _MAX_INDENT:
                 raise _Refused(f"it indents by more than {_MAX_INDENT}")
+            elif name == "format" and _WIDE.search(str(of)):
+                raise _Refused("it formats with a width of more than 3 digits")
+            elif name == "round" and _digits(*given, **kwargs) > _MAX_DIGITS:
+                raise _Refused(f"it rounds to more than {_MAX_DIGITS} digits")
+            elif name == "batch":
+                of = list(of)
+                return self.charged(_batches(of, *given, **kwargs))
+            elif name == "sum" and not isinstance(kwargs.get("start", 0), int | float):
+                raise _Refused("it adds up what are no numbers")
             return self.charged(function(*args[:first], of, *given, **kwargs))
 
         return call
+
+
+def _batches(items: list[Any], linecount: int, fill_with: Any = None) -> list[list[Any]]:
+    """Return lists of ``linecount`` items each, the last one filled up if a filler is given."""
+    if not 0 < linecount <= MAX_STEPS:
+        raise _Refused(f"it makes batches of {linecount}")
+    found = [items[i : i + linecount] for i in range(0, len(items), linecount)]
+    if found and fill_with is not None:
+        found[-1] = found[-1] + [fill_with] * (linecount - len(found[-1]))
+    return found
+
+
+def _digits(precision: Any = 0, *_args: Any, **_kwargs: Any) -> int:
+    return abs(int(precision))
 
 
 def _width(width: Any = 4, *_args: Any, **_kwargs: Any) -> int:
@@ -192,6 +238,14 @@ class _Charges(NodeTransformer):
         self.generic_visit(node)
         node.nodes = [_filtered(child, "charged") for child in node.nodes]
         return _filtered(node, "charged")
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        """Charge for what is compared, and for what is searched."""
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "charged")
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "charged")
+        return node
 
     def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Node:
         """Charge for elements."""
@@ -271,6 +325,7 @@ class ChatTemplate:
             ModelError: the template fails, or refuses the conversation.
         """
         self._environment.steps, self._environment.work = MAX_STEPS, MAX_WORK
+        self._environment.deadline = time.monotonic() + MAX_SECONDS
         plain = [message._asdict() for message in messages]
         out: list[str] = []
         size = 0
@@ -307,7 +362,20 @@ def _with_context(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda _context, value: method(value)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return JSON; the arguments are those of transformers."""
     if indent is not None and indent > _MAX_INDENT:
         raise _Refused(f"it indents by more than {_MAX_INDENT}")
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -178,6 +178,27 @@ def numpy_type(name: str) -> np.dtype[Any]:
     return np.dtype(dtype_by_name(name).host)
 
 
+def whole(x: Array, kind: np.dtype[Any]) -> Array:
+    """Return floats as integers: towards zero, limited to i64, of which ``kind`` has the low bits.
+
+    NaN is 0. For u64 numbers from 0 on are limited to u64 instead. numpy leaves numbers out of
+    range to the processor.
+    """
+    edge = 2.0**63
+    if x.size and x.min() > -edge and x.max() < edge:  # the usual, with fewer passes; not NaN
+        return x.astype(np.int64).astype(kind)
+    x = np.where(np.isnan(x), 0, np.trunc(x)).astype(np.float64)
+    inside = (x >= -edge) & (x < edge)
+    limits = np.where(x < 0, np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+    found = np.where(inside, np.where(inside, x, 0).astype(np.int64), limits)
+    if kind != np.uint64:
+        return found.astype(kind)
+    is_narrow = x < 2 * edge
+    above = np.where(is_narrow & (x >= 0), x, 0).astype(kind)
+    above = np.where(is_narrow, above, ~kind.type(0))
+    return np.where(x < edge, found.astype(kind), above)
+
+
 def wide(x: Array) -> Array:
     """Return f16 as f32, in which sums are made."""
     return x.astype(np.float32) if x.dtype == np.float16 else x

@@ -23,6 +23,7 @@ from ggsched.oplib.declare import (
     numpy_type,
     same,
     tested,
+    whole,
 )
 
 _ERF: Final = (
@@ -135,19 +136,20 @@ _comparison("greater_equal", np.greater_equal, NUMBERS)
 
 @nd_op("div", "a", "b", rule=joined, types=NUMBERS, over=(0, 1))
 def div(a: Array, b: Array) -> Array:
-    """Divide; integers are rounded towards zero."""
+    """Divide; quotients of integers are rounded towards zero, those by 0 are 0."""
     if a.dtype.kind == "f":
         return np.asarray(a / b)
-    if a.dtype.kind == "u":
-        return np.asarray(a // b)
     quotient = np.floor_divide(a, b)
-    inexact = quotient * b != a
-    return np.asarray(quotient + (inexact & ((a < 0) != (b < 0))))
+    is_low = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+    return np.asarray(quotient + is_low.astype(a.dtype))
 
 
 @nd_op("mod", "a", "b", rule=joined, types=NUMBERS, over=(0, 1), fmod=False)
 def mod(a: Array, b: Array, fmod: bool) -> Array:
-    """Return the remainder, with the sign of the divisor or, for ``fmod``, of the dividend."""
+    """Return the remainder, with the sign of the divisor or, for ``fmod``, of the dividend.
+
+    Remainders of integers by 0 are 0.
+    """
     return np.asarray(np.fmod(a, b) if fmod else np.mod(a, b))
 
 
@@ -157,15 +159,26 @@ def _power(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
 
 @nd_op("pow", "a", "b", rule=_power, types=NUMBERS)
 def power(a: Array, b: Array) -> Array:
-    """Return ``a ** b`` in the type of ``a``."""
+    """Return ``a ** b`` in the type of ``a``.
+
+    Integers to a negative power are rounded towards zero; those of 0 are 0.
+    """
     if a.dtype.kind == "f":
         return np.asarray(np.power(a, b.astype(a.dtype)))
-    return np.asarray(np.power(a.astype(np.float64), b) if b.dtype.kind == "f" else a**b)
+    if b.dtype.kind == "f":
+        return whole(np.power(a.astype(np.float64), b), a.dtype)
+    bits = np.power(a.astype(np.uint64), np.maximum(b, 0).astype(np.uint64)).astype(a.dtype)
+    unit = np.where((a == 1) | (b % 2 == 0), 1, -1).astype(a.dtype)
+    is_unit = (a == 1) | (a.astype(np.int64) == -1) & (a.dtype.kind == "i")
+    return np.where(b < 0, np.where(is_unit, unit, a.dtype.type(0)), bits)
 
 
 @nd_op("shift", "a", "b", rule=joined, types=INTS, over=(0, 1), left=True)
 def shift(a: Array, b: Array, left: bool) -> Array:
-    """Shift bits."""
+    """Shift bits: signed integers to the right with copies of the sign.
+
+    Negative counts, and those from the width on, shift out every bit.
+    """
     return np.asarray(np.left_shift(a, b) if left else np.right_shift(a, b))
 
 
@@ -241,12 +254,9 @@ def _cast(x: Sequence[Tensor], to: str) -> tuple[str, Shape]:
 
 @nd_op("cast", "x", rule=_cast, to="f32")
 def cast(x: Array, to: str) -> Array:
-    """Convert: floats to integers towards zero, to bool by comparison with zero."""
+    """Convert: floats to integers as ``whole``, integers by low bits, bools where not 0."""
     kind = numpy_type(to)
-    if x.dtype.kind == "f" and kind.kind in "iu":
-        whole = np.nan_to_num(x, nan=0.0)
-        return whole.astype(np.int64).astype(kind) if kind != np.uint64 else whole.astype(kind)
-    return x.astype(kind)
+    return whole(x, kind) if x.dtype.kind == "f" and kind.kind in "iu" else x.astype(kind)
 
 
 def _rounded(x: Sequence[Tensor], to: str, **_: Param) -> tuple[str, Shape]:
@@ -255,5 +265,5 @@ def _rounded(x: Sequence[Tensor], to: str, **_: Param) -> tuple[str, Shape]:
 
 @nd_op("round_to", "x", rule=_rounded, types=FLOATS, to="i8", low=-128, high=127)
 def round_to(x: Array, to: str, low: int, high: int) -> Array:
-    """Round to the nearest integer, ties to even, within limits."""
-    return np.clip(np.rint(x), low, high).astype(numpy_type(to))
+    """Round to the nearest integer, ties to even, within limits; NaN becomes 0."""
+    return whole(np.clip(np.rint(x), low, high), numpy_type(to))

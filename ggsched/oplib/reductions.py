@@ -8,7 +8,7 @@ import numpy as np
 
 from ggsched.ir.shapes import Param
 from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, axis_of, nd_op, same, wide
+from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, axis_of, nd_op, same, whole, wide
 
 
 def _reduced(x: Sequence[Tensor], axes: Shape, keepdims: bool) -> tuple[str, Sequence[int]]:
@@ -26,7 +26,8 @@ def _work(x: Shape, **_: Param) -> float:
 
 def _reduction(name: str, f: Callable[..., Any], types: Sequence[str] = NUMBERS) -> None:
     def reference(x: Array, axes: Shape, keepdims: bool) -> Array:
-        return np.asarray(f(wide(x), axis=axes, keepdims=keepdims))
+        found = np.asarray(f(wide(x), axis=axes, keepdims=keepdims))
+        return whole(found, x.dtype) if found.dtype.kind == "f" and x.dtype.kind in "iu" else found
 
     nd_op("reduce_" + name, "x", rule=_reduced, types=types, flops=_work, axes=(), keepdims=True)(
         reference
@@ -38,9 +39,9 @@ def _sum(x: Array, **how: Any) -> Array:
 
 
 def _mean(x: Array, axis: Shape, keepdims: bool) -> Array:
-    if x.dtype.kind == "f":
-        return np.asarray(np.mean(x, axis=axis, keepdims=keepdims))
-    return np.asarray(np.mean(x, axis=axis, keepdims=keepdims, dtype=np.float64))
+    """Return the mean; that of nothing is NaN, without the warning of numpy's."""
+    total = np.sum(x, axis=axis, keepdims=keepdims, dtype=None if x.dtype.kind == "f" else float)
+    return np.asarray(total / x.dtype.type(prod(x.shape[a] for a in axis)))
 
 
 def _largest(x: Array, **how: Any) -> Array:

@@ -141,9 +141,8 @@ class _Decomposer:
         g, first = self.g, len(self.g.nodes)
         operands = [g.tensors[t] for t in node.inputs]
         through = written_operand(op, node.params)
-        params = {name: value for name, value in op.full(node.params).items() if name != "inplace"}
         with g.scope(node.name) if node.name else nullcontext():
-            found = apply_decomposition(g, op, operands, params)
+            found = apply_decomposition(g, op, operands, op.full(node.params))
             is_own = any(n.output == found.id and not found.is_view for n in g.nodes[first:])
             if through is not None:
                 g.cpy(found, operands[through])

@@ -127,7 +127,7 @@ def test_wrong_sources_are_rejected(wrong):
 @pytest.mark.parametrize("gain", [1.0, 1.01])
 def test_what_it_is_decomposed_into(gain):
     def decomposed(g, x, w, **params):
-        return g.add(g.mul(g.mul(x, w), params["gain"] * gain), params["shift"])
+        return decomposed_affine(g, x, w, params["gain"] * gain, params["shift"])
 
     with registered("affine", {**AFFINE, "decompose": decomposed}):
         found = {r.case.name for r in run_conformance("sim", op="affine").findings}
@@ -143,6 +143,14 @@ def test_a_backend_without_a_kernel():
 
 
 # --- plans ----------------------------------------------------------------------------------
+
+
+def affine_shape(x, w, gain, shift):
+    return x
+
+
+def decomposed_affine(g, x, w, gain, shift):
+    return g.add(g.mul(g.mul(x, w), gain), shift)
 
 
 def chain():
@@ -171,6 +179,28 @@ def machine(*kernels):
 def test_results(devices):
     with registered("affine", AFFINE):
         graph = chain()
+        given = drawn_values(graph)
+        with Scheduler(devices, weights={"w": given["w"]}) as scheduler:
+            result = scheduler.run(graph, {"x": given["x"]})
+        for tid, wanted in run_oracle(graph, given).items():
+            np.testing.assert_allclose(result[tid], wanted, RTOL, ATOL)
+
+
+@pytest.mark.parametrize(
+    "devices", [["cpu:0"], ["sim:0"], pytest.param(["opencl:0"], marks=OPENCL)]
+)
+@pytest.mark.parametrize("is_decomposed", [False, True])
+def test_in_place(devices, is_decomposed):
+    """``inplace`` is no parameter of the op: kernel, reference and decomposition do not get it."""
+    if devices == ["opencl:0"]:
+        pytest.importorskip("pyopencl", reason="pyopencl is in the extra 'opencl'")
+    definition = {**AFFINE, "dtype": lambda x, w, gain, shift: x, "shape": affine_shape}
+    if is_decomposed:
+        definition |= {"kernels": {}, "decompose": decomposed_affine}
+    with registered("affine", definition):
+        g = GraphBuilder("in place")
+        x, w = g.input("x", (6, 8)), g.weight("w", (8,))
+        graph = g.build(g.op("affine", g.silu(x), w, gain=0.5, inplace=True))
         given = drawn_values(graph)
         with Scheduler(devices, weights={"w": given["w"]}) as scheduler:
             result = scheduler.run(graph, {"x": given["x"]})

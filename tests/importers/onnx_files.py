@@ -7,6 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 F = TensorProto.FLOAT
 I64 = TensorProto.INT64
+BOOL = TensorProto.BOOL
 
 
 def tensor(name: str, shape: Any, kind: int = F) -> Any:

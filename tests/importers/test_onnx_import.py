@@ -9,13 +9,13 @@ from onnx import helper
 
 import ggsched
 from ggsched.cli.main import main
-from ggsched.errors import ModelError, UsageError
+from ggsched.errors import DeviceFault, ModelError, UsageError
 from ggsched.importers.onnx import page
 from ggsched.ir.tensor import Role
 from ggsched.plan.codec import plan_to_json
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.testing.sim import SimConfig, SimWorld
-from tests.importers.onnx_files import I64, F, model, node, tensor
+from tests.importers.onnx_files import BOOL, I64, F, model, node, tensor
 
 PAGE = Path(__file__).parents[2] / "docs/reference/onnx.md"
 RNG = np.random.default_rng(0)
@@ -125,6 +125,42 @@ def test_if_takes_a_branch_if_it_is_known_and_chooses_otherwise(taken):
         with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
             found = made.run(scheduler, {"x": x, "c": np.array(taken)})
         np.testing.assert_allclose(found["y"], wanted, rtol=1e-6)
+
+
+def graph(name, nodes, inputs=(), outputs=()):
+    return helper.make_graph(nodes, name, list(inputs), [tensor(name, None), *outputs])
+
+
+def in_a_loop(choice):
+    """Return nodes that run a node in a branch of an equal condition, in a loop of one step."""
+    negative = graph("n", [node("Neg", "x", "n")])
+    outer = node("If", "c", "mid", then_branch=graph("y", [choice]), else_branch=negative)
+    keeps_on = node("Identity", "go", "still")
+    inputs = [tensor("i", [], I64), tensor("go", [], BOOL)]
+    body = graph("still", [outer, keeps_on], inputs, [tensor("mid", None)])
+    return [node("Loop", "one _", "steps", body=body), node("Squeeze", "steps first", "y")]
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("index", ["far", "input"])
+@pytest.mark.parametrize(
+    ("op", "updates"),
+    [("GatherElements", ""), ("GatherND", ""), ("ScatterElements", " x"), ("ScatterND", " x")],
+)
+def test_a_fault_of_the_branch_that_is_not_taken_is_none(op, updates, index, is_nested):
+    then = graph("t", [node(op, f"x {index}{updates}", "t")])
+    other = graph("e", [node("Neg", "x", "e")])
+    choice = node("If", "c", "y", then_branch=then, else_branch=other)
+    far = np.array([[7], [1], [0]])
+    weights = {"far": far, "one": np.array(1), "first": np.array([0])}
+    inputs = [tensor("x", [3, 1]), tensor("c", [], BOOL), tensor("input", [3, 1], I64)]
+    nodes = in_a_loop(choice) if is_nested else [choice]
+    made = ggsched.from_onnx(model(nodes, inputs, [tensor("y", None)], weights))
+    values = {"x": np.array([[1], [2], [3]], np.float32), "c": np.array(False), "input": far}
+    with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+        np.testing.assert_array_equal(made.run(scheduler, values)["y"], -values["x"])
+        with pytest.raises(DeviceFault):
+            made.run(scheduler, {**values, "c": np.array(True)})
 
 
 def test_functions_of_the_file_are_expanded():

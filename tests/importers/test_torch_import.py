@@ -164,6 +164,14 @@ def test_a_branch_on_data_computes_both_and_chooses():
     compare(Lambda(f), (torch.ones(3),), more=[(-torch.ones(3),)])
 
 
+def test_a_fault_of_the_branch_that_is_not_taken_is_none():
+    def f(x, at):
+        return torch.cond(x.sum() > 0, lambda x, at: x[at], lambda x, at: x[:1].cos(), (x, at))
+
+    near, far = torch.tensor([1]), torch.tensor([7])
+    compare(Lambda(f), (torch.ones(3), near), more=[(-torch.ones(3), far)])
+
+
 class Counter(nn.Module):
     def __init__(self):
         super().__init__()

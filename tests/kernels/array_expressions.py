@@ -4,9 +4,10 @@ from ggsched_kernels import common_text
 from ggsched_kernels.array_table import BY_TYPE, ELEMENTS
 
 EXPRESSIONS = {
-    **{op: dict.fromkeys(e.types, e.text) for op, e in ELEMENTS.items()},
-    **BY_TYPE,
-}
+    op: {**(dict.fromkeys(ELEMENTS[op].types, ELEMENTS[op].text) if op in ELEMENTS else {}),
+         **BY_TYPE.get(op, {})}
+    for op in {**ELEMENTS, **BY_TYPE}
+}  # fmt: skip
 
 
 def expressions(dialect):
@@ -18,6 +19,7 @@ def expressions(dialect):
             other = "float" if op == "where" else first
             made = "int" if op == "where" else first
             text.append(
+                f"#undef A_T\n#define A_T {dtype}\n"
                 f"FN float f_{op}_{number}({first} A, {other} B, {other} C, float P0, float P1, "
                 f"float P2) {{ {made} made = ({expression}); return made; }}"
             )

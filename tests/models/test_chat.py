@@ -39,6 +39,15 @@ def test_text_of_users_is_not_a_template():
     assert "{{ 7 * 7 }}{% endfor %}" in template(CHATML).render([hostile])
 
 
+@pytest.fixture(autouse=True)
+def no_time_limit(monkeypatch):
+    """Other limits are reached first, however slow the machine is."""
+    monkeypatch.setattr("ggsched.models.chat.MAX_SECONDS", float("inf"))
+
+
+LONG = "{% set b = range(99999) | join ~ '' %}{% set c = b ~ '' %}"
+
+
 @pytest.mark.parametrize(
     ("source", "word"),
     [
@@ -81,13 +90,49 @@ def test_text_of_users_is_not_a_template():
         ("{{ (5).to_bytes(9999999999, 'big') }}", "unsafe"),
         ("{{ [1] | tojson(indent=9999999999) }}", "indents"),
         ("{{ 'a' | indent(9999999999) }}", "indents"),
-        ("{{ 1 | round(9999999999, 'floor') }}", "No filter"),
+        ("{{ 1 | round(9999999999, 'floor') }}", "digits"),
+        ("{{ 1 | round(precision=9999999999, method='floor') }}", "digits"),
+        ("{{ ('9' * 1) }}", "large"),
+        ("{{ 'f' | replace('f', 'f' * 1) }}", "large"),
+        ("{% set a = range(9999) | join %}{{ ('f' ~ a) | int(base=16) }}", "integers"),
+        (f"{{% set n = 99999 %}}{'{% set n = n + n %}' * 99}", "integers"),
+        (f"{{% set n = 99999 %}}{'{% set n = n - (0 - n) %}' * 99}", "integers"),
+        ("{{ '%9999999999d' | format(1) }}", "width"),
+        ("{{ '%*d' | format(9999999, 1) }}", "width"),
+        ("{{ [1] | batch(9999999999, 0) | list }}", "batches"),
+        ("{{ [[1], [2]] | sum(start=[]) }}", "no numbers"),
+        *(
+            (
+                LONG + f"{{% for i in range(99999) %}}{{% if {test} %}}{{% endif %}}{{% endfor %}}",
+                "text",
+            )
+            for test in ("'9' in b", "b == c", "b.strip()", "b.count('x')", "c.startswith(b)")
+        ),
     ],
 )
 def test_refused(source, word):
     with pytest.raises(ModelError, match="chat template cannot be used") as info:
         template(source).render(ASKED)
     assert word in str(info.value)
+
+
+def test_time_is_limited(monkeypatch):
+    monkeypatch.setattr("ggsched.models.chat.MAX_SECONDS", 20.0)
+    source = template("{% for i in range(9) %}{{ i }}{% endfor %}")
+    assert source.render(ASKED) == "012345678"
+    clock = iter(range(0, 10**6, 5))
+    monkeypatch.setattr("ggsched.models.chat.time.monotonic", lambda: float(next(clock)))
+    with pytest.raises(ModelError, match="takes more than 20 s"):
+        source.render(ASKED)
+
+
+def test_filters_of_published_templates():
+    source = """{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, sort_keys=true) }}
+{{- [1] | tojson(indent=None, separators=(',', ':')) }} {{ 2.345 | round(2) }} {{ 7.6 | round }}
+{{- [1, 2, 3] | batch(2, 0) | list }} {{ 'one two three' | truncate(10, leeway=0) }}
+{{- '%s-%d' | format('a', 3) }} {{ [1, 2] | sum }} {{ [{'n': 2}] | sum(attribute='n') }}"""
+    wanted = '{"a": 1, "b": "\\u00e9"}[1] 2.35 8.0[[1, 2], [3, 0]] one...a-3 3 2'
+    assert template(source).render(ASKED) == wanted
 
 
 def test_what_templates_use():

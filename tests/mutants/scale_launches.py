@@ -368,3 +368,56 @@ class SiluOverflows(_Again):
         """Give NaN there."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         out[x < -89] = np.nan
+
+
+# --- LCH-8 ------------------------------------------------------------------------------------
+
+
+@breaks("LCH-8", "A row of soft_max that is -inf throughout gives zeros.", CPU)
+class SoftMaxOfNothingIsZero(_Again):
+    """Where the largest element begins is finite."""
+
+    ops = ("soft_max",)
+
+    def again(self, node: BoundNode) -> None:
+        """Give zeros in place of rows of NaN."""
+        x, out = bind_host(node.inputs[0]), bind_host(node.output)
+        if len(node.inputs) == 1:
+            out[(x == -np.inf).all(-1)] = 0
+
+
+@breaks("LCH-8", "Attention of a query with NaN gives zeros.", CPU)
+class AttentionHidesNan(_Again):
+    """A sum that is not positive is taken for one of nothing."""
+
+    ops = ("attention",)
+
+    def again(self, node: BoundNode) -> None:
+        """Give zeros in place of NaN."""
+        np.nan_to_num(bind_host(node.output), copy=False)
+
+
+@breaks("LCH-8", "NaN is the largest element of top_k.", CPU)
+class NanIsTheLargest(_Again):
+    """Bits are compared as integers."""
+
+    ops = ("top_k",)
+
+    def again(self, node: BoundNode) -> None:
+        """Sort again, NaN first."""
+        x, out = bind_host(node.inputs[0]), bind_host(node.output)
+        keys = np.where(np.isnan(x), -np.inf, -x)
+        out[...] = np.argsort(keys, -1, "stable")[..., : out.shape[-1]]
+
+
+@breaks("LCH-8", "Quotients of integers by 0 are -1.", CPU)
+class QuotientsByZeroAreOnes(_Again):
+    """What some processors give."""
+
+    ops = ("nd.div",)
+
+    def again(self, node: BoundNode) -> None:
+        """Set every bit there."""
+        divisor, out = bind_host(node.inputs[1]), bind_host(node.output)
+        if out.dtype.kind == "i":
+            out[np.broadcast_to(divisor == 0, out.shape)] = -1

@@ -1,7 +1,6 @@
 """Kernels that reduce rows: norms, softmax, sums, the largest elements."""
 
 import math
-from typing import Final
 
 from ggsched_cpu.kernels.emit import Builder, Value, Variable, f32, i64, vector_of
 from ggsched_cpu.kernels.target import Target
@@ -14,12 +13,6 @@ from ggsched_cpu.kernels.vectors import (
     over_rows,
     own_slot,
 )
-
-LOWEST: Final = -3.4028234663852886e38
-"""The least finite f32."""
-
-LEAST: Final = 1e-30
-"""Where sums of powers end that have seen nothing; others are 1 at least, by their largest."""
 
 
 def _accumulator(b: Builder, start: float = 0.0) -> Variable:
@@ -97,7 +90,10 @@ def norm(name: str, target: Target) -> Builder:
 
 
 def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder:
-    """Operands x, mask if there is one, sinks if there are (a row is one number); result; scale."""
+    """Operands x, mask if there is one, sinks if there are (a row is one number); result; scale.
+
+    A row is NaN where one of it is, where the largest is infinite, and where all are -inf.
+    """
     b = Builder(name, target)
     operands = 2 + masked + sinks
     lanes = target.lanes
@@ -121,8 +117,6 @@ def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder
         if sinks:
             sink = b.load("float", row.pointers[1 + masked], 4)
             most = b.fmax(most, sink)
-        # Finite, so that the share of what is hidden is 0 also where everything is.
-        most = b.fmax(most, f32(LOWEST))
         wide = b.splat(most, lanes)
         total = _accumulator(b)
 
@@ -136,7 +130,7 @@ def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder
         if sinks:
             gone = exp(b, b.splat(b.fsub(sink, most), lanes))
             whole = b.fadd(whole, b.extract(gone, 0))
-        share = b.splat(b.fdiv(f32(1.0), b.fmax(whole, f32(LEAST))), lanes)
+        share = b.splat(b.fdiv(f32(1.0), whole), lanes)
 
         def divide(c: Chunk) -> None:
             c.store(b.fmul(c.load(out), share), out)

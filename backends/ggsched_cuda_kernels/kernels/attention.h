@@ -306,7 +306,7 @@ FN void attend_(Source source, Work here, u8 *local, const u8 *k, Tens tk, const
       all += f * all_tops[g * ROWS + r].y;
       x.x += f * a.x, x.y += f * a.y, x.z += f * a.z, x.w += f * a.w;
     }
-    float part_of = all > 0.0f ? 1.0f / all : 0.0f;
+    float part_of = all == 0.0f ? 0.0f : 1.0f / all;
     int d = at < CHUNKS ? 8 * at : 8 * (at - CHUNKS) + 4;
     float4 *yr = (float4 *)(y + ty.off + (head + r) * ty.s[1] + token * ty.s[2]);
     yr[d / 4] = make_float4(x.x * part_of, x.y * part_of, x.z * part_of, x.w * part_of);

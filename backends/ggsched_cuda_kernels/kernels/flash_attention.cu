@@ -404,7 +404,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
     } else {
       place = y + ty.off + token * ty.s[1] + head * ty.s[2];
       all += EXP2(sink - base);
-      by = all > 0.0f ? 1.0f / all : 0.0f;
+      by = all == 0.0f ? 0.0f : 1.0f / all;
     }
     float2 *to = (float2 *)(place + 4 * e); /* rows of parts are no multiples of 16 bytes */
     to[0] = make_float2(x.x * by, x.y * by), to[1] = make_float2(x.z * by, x.w * by);
@@ -433,7 +433,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
         float highest = MAX(top[m][half], sink), base = highest == HIDDEN ? 0.0f : highest;
         by = EXP2(top[m][half] - base);
         all = all * by + EXP2(sink - base);
-        by = all > 0.0f ? by / all : 0.0f;
+        by = all == 0.0f ? 0.0f : by / all;
       }
       if (r >= rows) continue;
       UNROLL for (int e = 0; e < ACROSS / 8; e++) {

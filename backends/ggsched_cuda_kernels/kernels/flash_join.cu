@@ -76,7 +76,7 @@ KERNEL(flash_join)(GLOBAL const u8 *parts, GLOBAL const u8 *sinks, Tens ts, GLOB
   u8 *place = y + ty.off + t * ty.s[1] + h * ty.s[2];
   UNROLL for (int k = 0; k < PARTS; k++) {
     int e = 64 * k + 2 * lane;
-    x[k] = make_float2(all > 0.0f ? x[k].x / all : 0.0f, all > 0.0f ? x[k].y / all : 0.0f);
+    x[k] = make_float2(all == 0.0f ? 0.0f : x[k].x / all, all == 0.0f ? 0.0f : x[k].y / all);
     if (e < ACROSS) *(float2 *)(place + 4 * e) = x[k];
   }
 #if HALVES

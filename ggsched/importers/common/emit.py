@@ -5,7 +5,8 @@ so that shape arithmetic folds by itself; a constant becomes a weight when a nod
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -31,6 +32,12 @@ MAX_CALLS: Final = 1_000_000
 
 FOLD_NBYTES: Final = 1 << 30
 """Bytes of constants that one import may compute; larger ones are computed by the graph."""
+
+
+_INDEXED: Final = frozenset(
+    ("gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd")
+)
+"""Ops that fail at indices out of range; operand 1 has the indices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +82,7 @@ class Emitter:
         self._made: dict[str, Tensor] = {}
         self._calls = 0
         self._folded_nbytes = 0
+        self._taken: Value | None = None
 
     def count(self) -> None:
         """Count a call of an op.
@@ -100,6 +108,8 @@ class Emitter:
             GraphError: operands that do not fit.
         """
         self.count()
+        if self._taken is not None and name in _INDEXED:
+            values = (values[0], self._harmless(name, values, params), *values[2:])
         folded = self._fold("nd." + name, values, params)
         if folded is not None:
             return folded
@@ -115,6 +125,72 @@ class Emitter:
         if known is not None:
             return known
         return self.g.op("nd." + name, *[self.tensor(v) for v in values], **params)
+
+    def choose(
+        self,
+        condition: Value,
+        then: Callable[[], Sequence[Value]],
+        other: Callable[[], Sequence[Value]],
+        where: str,
+    ) -> Sequence[Value]:
+        """Return the results of one of two branches.
+
+        A constant condition leaves out the other branch. Otherwise both are computed: no op has an
+        effect, and indices of the branch that is not taken are replaced, so that none is out of
+        range.
+
+        Args:
+            condition: A bool; ``then`` where it is true.
+            then: Converts a branch and returns its results.
+            other: Converts the other branch.
+            where: The node, for messages.
+
+        Raises:
+            ModelError: the results of the branches differ in shape or type.
+        """
+        if isinstance(condition, Const):
+            return then() if condition.array.reshape(-1)[:1].any() else other()
+        condition = self.reshape(condition, ())
+        with self._only_if(condition):
+            first = then()
+        with self._only_if(self.op("not", condition)):
+            second = other()
+        found = []
+        for a, b in zip(first, second, strict=True):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                raise ModelError(
+                    "its branches differ in shape or type",
+                    where=where,
+                    why=f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}",
+                    hint="make the condition a constant of the model",
+                )
+            found.append(self.op("where", condition, a, b))
+        return found
+
+    @contextmanager
+    def _only_if(self, condition: Value) -> Iterator[None]:
+        """Convert a branch whose results are read only where a bool of shape () is true."""
+        outer = self._taken
+        self._taken = condition if outer is None else self.op("and", outer, condition)
+        try:
+            yield
+        finally:
+            self._taken = outer
+
+    def _harmless(self, name: str, values: Sequence[Value], params: dict[str, Any]) -> Value:
+        """Return indices that are 0, which is in range, where the branch is not taken."""
+        x, indices = values[:2]
+        if isinstance(indices, Const):
+            if name.endswith("_nd"):
+                first = int(params.get("batch_dims", 0))
+                extents: Any = x.shape[first : first + indices.shape[-1]]
+            else:
+                extents = x.shape[int(params.get("axis", 0))]
+            array = indices.array
+            if ((array >= -np.asarray(extents)) & (array < np.asarray(extents))).all():
+                return indices
+        assert self._taken is not None
+        return self.op("where", self._taken, indices, Const(np.zeros((), indices.dtype.host)))
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """Return the same elements in another shape, without a node.

@@ -249,21 +249,12 @@ class Walk:
 
     def _if(self, c: Call, scope: Scope, depth: int) -> Sequence[Value]:
         then, other = (self._body(c, n) for n in ("then_branch", "else_branch"))
-        condition = c.x()
-        if isinstance(condition, Const):
-            taken = then if condition.array.reshape(-1)[:1].any() else other
-            return self.graph(taken, scope, depth + 1)
-        # Neither branch has an effect, so both are computed and one is chosen.
-        pairs = zip(
-            self.graph(then, scope, depth + 1), self.graph(other, scope, depth + 1), strict=True
+        return self.emit.choose(
+            c.x(),
+            lambda: self.graph(then, scope, depth + 1),
+            lambda: self.graph(other, scope, depth + 1),
+            c.where,
         )
-        condition = self.emit.reshape(condition, ())
-        found = []
-        for a, b in pairs:
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                raise c.bad("the condition must be a constant, as the branches differ in shape")
-            found.append(self.emit.op("where", condition, a, b))
-        return found
 
     def _loop(self, c: Call, scope: Scope, depth: int) -> Sequence[Value]:
         body = self._body(c, "body")

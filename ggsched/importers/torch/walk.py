@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from ggsched.errors import ModelError
 from ggsched.importers.common.emit import Const, Emitter, Value
 from ggsched.importers.torch import (  # noqa: F401
@@ -115,22 +117,12 @@ class Walk:
                 )
             return self.graph(args[at], args[at + 1 :], depth + 1)
         condition, then, other, operands = args
-        if isinstance(condition, (bool, Const)):
-            known = condition if isinstance(condition, bool) else bool(condition.array.any())
-            return self.graph(then if known else other, operands, depth + 1)
-        # Neither branch has an effect, so both are computed and one is chosen.
-        pairs = zip(
-            self.graph(then, operands, depth + 1),
-            self.graph(other, operands, depth + 1),
-            strict=True,
+        return self.emit.choose(
+            Const(np.array(condition)) if isinstance(condition, bool) else condition,
+            lambda: self.graph(then, operands, depth + 1),
+            lambda: self.graph(other, operands, depth + 1),
+            where,
         )
-        condition = self.emit.reshape(condition, ())
-        found = []
-        for a, b in pairs:
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                raise ModelError("the branches of cond differ in shape or type", where=where)
-            found.append(self.emit.op("where", condition, a, b))
-        return found
 
 
 def _where(node: Any, target: str) -> str:

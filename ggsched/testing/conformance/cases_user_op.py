@@ -81,8 +81,10 @@ def user_op_cases(name: str) -> tuple[Case, ...]:
     )
 
 
-def _graphs(w: TestContext, op: OpDef, *, strided: bool = False) -> Iterator[DrawnGraph]:
-    for drawn in sample_graphs(op, strided=strided):
+def _graphs(
+    w: TestContext, op: OpDef, *, strided: bool = False, inplace: bool = False
+) -> Iterator[DrawnGraph]:
+    for drawn in sample_graphs(op, strided=strided, inplace=inplace):
         if is_declared(drawn.graph, w.device.facts):
             yield drawn
 
@@ -133,6 +135,9 @@ def _in_place(w: TestContext, op: OpDef) -> None:
             if (t.shape, t.dtype) == (result.shape, result.dtype) and not t.is_view:
                 what = f" in place of operand {i} ({op.operands[i]}); is it element by element?"
                 _compare(w, drawn, values, over={result.id: t.id}, what=what)
+    if 0 in op.may_overwrite:
+        for drawn in _graphs(w, op, inplace=True):
+            _compare(w, drawn, values_for(drawn, w.seed), what=" with inplace=True")
 
 
 def _rows(w: TestContext, op: OpDef) -> None:

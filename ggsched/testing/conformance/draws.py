@@ -15,7 +15,7 @@ from ggsched.testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched.testing.generators.graph_gen_ops import STEPS
 from ggsched.testing.generators.graph_gen_views import draw_view
 from ggsched.testing.generators.values import DrawnGraph, LeafRule
-from ggsched.topology.caps import DeviceFacts, op_key
+from ggsched.topology.caps import DeviceFacts, offers
 
 PATIENCE: Final = 300
 """Draws without a node as wanted, after which no more are tried."""
@@ -63,7 +63,7 @@ def graphs_with(
 def is_declared(graph: Graph, facts: DeviceFacts) -> bool:
     """Return whether a device declares every op of a graph (LCH-3)."""
     first = [graph.tensors[n.tensors[0]].dtype.name for n in graph.nodes]
-    return all(op_key(n.op, t) in facts.ops for n, t in zip(graph.nodes, first, strict=True))
+    return all(offers(facts.ops, n.op, t) for n, t in zip(graph.nodes, first, strict=True))
 
 
 def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> DrawnGraph | None:

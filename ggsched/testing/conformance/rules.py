@@ -43,6 +43,7 @@ RULES: Final[Mapping[str, str]] = {
     "LCH-5": "scratch memory and library handles belong to one stream",
     "LCH-6": "a group of nodes leaves the result of its last node, and nothing else to rely on",
     "LCH-7": "constants may be read early, nothing else is, and rewriting them while idle is seen",
+    "LCH-8": "NaN, infinities, zeros, and integers out of range have one meaning",
     "COL-1": "launches read buffers of peers where both declare it, and write none of them",
     "COL-2": "what a peer holds is read when the stream comes to the launch, each time",
     "COL-3": "what a peer holds is its own again as soon as the launch is complete",

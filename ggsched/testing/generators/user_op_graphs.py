@@ -7,6 +7,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32, DType, dtype_by_name
 from ggsched.ir.ops import OPS, OpDef
+from ggsched.ir.params import canonical_params
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import Sample, operand_types
 from ggsched.testing.generators.graph_gen import GraphGenerator
@@ -32,12 +33,16 @@ def user_op(name: str) -> OpDef:
     return op
 
 
-def sample_graphs(op: OpDef, *, strided: bool = False) -> Iterator[DrawnGraph]:
+def sample_graphs(
+    op: OpDef, *, strided: bool = False, inplace: bool = False
+) -> Iterator[DrawnGraph]:
     """Yield a graph of one node for each sample and each type of the first operand.
 
     Args:
         op: The op.
         strided: Whether operands are views with a gap behind each row.
+        inplace: Whether the result takes the place of operand 0; samples whose result has another
+            type or shape are left out.
     """
     assert op.user is not None
     for number, sample in enumerate(op.user.samples):
@@ -49,7 +54,11 @@ def sample_graphs(op: OpDef, *, strided: bool = False) -> Iterator[DrawnGraph]:
                 dtype = dtype_by_name(first if i == 0 else types[0])
                 rules[name] = leaf_rule(sample, name, dtype)
                 operands.append(_leaf(g, name, tuple(sample.shapes[i]), dtype, strided=strided))
-            yield DrawnGraph(g.build(g.op(op.name, *operands, **sample.params)), rules)
+            result = op.infer(operands, op.full(canonical_params(op, sample.params)))
+            if inplace and result != (operands[0].dtype, operands[0].shape):
+                continue
+            made = g.op(op.name, *operands, inplace=inplace, **sample.params)
+            yield DrawnGraph(g.build(made), rules)
 
 
 def leaf_rule(sample: Sample, name: str, dtype: DType) -> LeafRule:

@@ -6,7 +6,7 @@ is float64. Temporaries start as poison (0xFF, NaN in each float type), so readi
 node has written shows in the result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -150,6 +150,7 @@ def _run_node(
     read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
     loaded = [_load(t, storages) for t in read]
     loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
+    loaded = as_library_has_them(node.op, loaded, [t.dtype for t in read])
     params = op.full(node.params)
     reference = reference_of(op)
     value = reference(loaded, params)
@@ -235,6 +236,12 @@ def wide(dtype: DType) -> np.dtype[Any]:
     if dtype.kind == "float":
         return np.dtype(np.float64)
     return np.dtype(np.int64) if dtype is I32 else HOST_DTYPE[dtype.name]
+
+
+def as_library_has_them(op: str, loaded: Sequence[Array], dtypes: Sequence[DType]) -> list[Array]:
+    """Return i32 operands of ops of a library in 32 bits, in which these compute and wrap."""
+    is_narrow = [dtype is I32 and "." in op for dtype in dtypes]
+    return [a.astype(np.int32) if n else a for a, n in zip(loaded, is_narrow, strict=True)]
 
 
 def _store(t: Tensor, value: Array, storages: Storages) -> None:

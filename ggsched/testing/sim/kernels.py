@@ -19,7 +19,7 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F32
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
-from ggsched.testing.oracle.interpreter import decoded, encode, set_rows
+from ggsched.testing.oracle.interpreter import as_library_has_them, decoded, encode, set_rows
 from ggsched.testing.oracle.ops import reference_of
 from ggsched.testing.sim.memory import POISON, Bytes, SimBuffer
 
@@ -113,7 +113,8 @@ class NodeWork:
             source, ids = loaded
             set_rows(place, source, ids, out.dtype)
             return
-        value = encode(reference_of(OPS[node.op])(loaded, node.params), out.dtype)
+        operands = as_library_has_them(node.op, loaded, [o.dtype for o in self.read])
+        value = encode(reference_of(OPS[node.op])(operands, node.params), out.dtype)
         self._runs += 1
         if self._wobbles and self._runs % 2 == 0:
             value = np.nextafter(value, np.float32(np.inf))
