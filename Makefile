@@ -44,7 +44,7 @@ test: $(READY)-dev $(READY)-nvrtc ## run the tests (about the time of a coffee)
 # No dumps of tests that take long: to look at a thread that runs can end the process.
 test-long: $(READY)-dev $(READY)-nvrtc ## run all tests, slow ones and the nightly number of examples included
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest $(WORKERS) -m "slow or not slow" --timeout=3600 \
-		-o faulthandler_timeout=3600 $(ARGS)
+		-o faulthandler_timeout=3600 --shuffle=$$(date +%Y%m%d) $(ARGS)
 
 test-onnx-models: $(PEERS)/.onnx-models ## compare the models of some packages with onnxruntime
 	@$(ONE_THREAD) $(PEERS)/bin/python -m pytest tests/importers/test_onnx_models.py $(ARGS)
