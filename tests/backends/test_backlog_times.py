@@ -9,10 +9,11 @@ from ggsched.errors import DeviceFault
 from tests.backends.device_settings import TIMEOUT_S, Latch, upload
 from tests.backends.opencl_devices import opencl_device
 
-
 CLOCK_S = 1e-3
-"""By how much times of a device may be off, and against each other: Intel's OpenCL stamps commands of
-one queue from several threads."""
+"""By how much times of a device may be off, from the host's and from each other.
+
+Intel's OpenCL stamps commands of one queue from several threads.
+"""
 
 
 def opencl(_):
