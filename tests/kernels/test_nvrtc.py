@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, Q8_0
 from ggsched.testing.eager import bound_nodes
@@ -30,6 +29,7 @@ from tests.kernels.nvrtc import (
 )
 from tests.kernels.ptx import before_wait, kernels_of
 from tests.kernels.warp_specialized_programs import Memory
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B
 
 pytestmark = NEEDS_BINDINGS
 
