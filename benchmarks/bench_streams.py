@@ -16,9 +16,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks import memory_table, sync_table
-from benchmarks.bench_planning import chain, diamonds, order, topology
+from benchmarks.bench_planning import order
 from benchmarks.measure import best, interleaved, ratio
-from benchmarks.stream_graphs import NEVER_SLOWER, data_of, random_wide, towers
 from benchmarks.table import Row
 from ggsched.config import Settings, Streams
 from ggsched.errors import BackendUnavailable
@@ -26,6 +25,8 @@ from ggsched.ir import Graph
 from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.scheduler import Scheduler
+from tests.support.model_mixes import topology
+from tests.support.stream_graphs import NEVER_SLOWER, chain, data_of, diamonds, random_wide, towers
 
 TOWERS, TOWER_DEPTH, TOWER_WIDTH = 8, 6, 384
 SECONDS = 2.0

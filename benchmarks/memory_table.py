@@ -7,16 +7,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.model_mixes import large_models, large_spec, mix
 from benchmarks.stretched import stretched_nbytes, unshared_nbytes
 from benchmarks.table import Row
-from benchmarks.transformers import model_graph
 from ggsched.ir.graph import Graph
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_schedule
 from ggsched.plan.bundle import Plan
 from ggsched.topology.model import Topology
+from tests.support.model_mixes import large_models, large_spec, mix
+from tests.support.transformers import model_graph
 
 STREAMS = 4
 SHAPES = ((1, 256), (1, 4096), (512, 512), (512, 2048))

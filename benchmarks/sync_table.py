@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.model_mixes import MIXES, decode_graph, mix, specs
-from benchmarks.split_sync import split_sync_plan
 from benchmarks.table import Row
 from ggsched.passes import make_plan
 from ggsched.plan.bundle import Plan
 from ggsched.plan.stats import plan_stats
+from tests.support.model_mixes import MIXES, decode_graph, mix, specs
+from tests.support.split_sync import split_sync_plan
 
 N_KV = 256
 

@@ -1,4 +1,4 @@
-"""Ground for all tests: one BLAS thread, Hypothesis profiles, no thread left behind."""
+"""Ground for all tests: one BLAS thread, Hypothesis profiles, nothing left behind."""
 
 import os
 import sys
@@ -23,6 +23,7 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 import gc
+import random
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -32,6 +33,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ggsched.errors import GgschedError
+from tests.support.registries import Registries
 
 THREAD_PREFIX = "ggsched"
 GRACE_S = 5.0
@@ -71,8 +73,34 @@ def _opencl_is_missing() -> str:
     return ""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs OpenCL where no device of it can be used, and say why."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that shuffles tests."""
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and tests in them, shuffled")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say how to repeat an order."""
+    seed = config.getoption("--shuffle")
+    return f"shuffled: --shuffle={seed}" if seed else None
+
+
+def _shuffle(items: list[pytest.Item], seed: str) -> None:
+    """Shuffle files and the tests of each; a file stays together for the sake of its fixtures."""
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    chance = random.Random(seed)
+    files = list(by_file.values())
+    chance.shuffle(files)
+    for tests in files:
+        chance.shuffle(tests)
+    items[:] = [item for tests in files for item in tests]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle, if asked to; skip what needs OpenCL where no device of it can be used."""
+    if seed := config.getoption("--shuffle"):
+        _shuffle(items, seed)
     asking = [item for item in items if _asks_for_opencl(item)]
     if asking and (why := _opencl_is_missing()):
         for item in asking:
@@ -143,6 +171,26 @@ def compiled_kernels(
     if cache is None:  # -p no:cacheprovider
         return tmp_path_factory.mktemp("kernels")
     return cache.mkdir("kernels")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_registered() -> Iterator[None]:
+    """Fail a test that leaves an op or a converter registered, and remove it.
+
+    What a fixture of a wider scope registered before the test is not its own.
+    """
+    before = Registries.now()
+    yield
+    if differed := before.restore():
+        pytest.fail(f"the test left registered, or removed: {', '.join(differed)}")
+
+
+@pytest.fixture
+def registries_restored() -> Iterator[None]:
+    """Undo what a test registers on purpose."""
+    before = Registries.now()
+    yield
+    before.restore()
 
 
 @pytest.fixture(autouse=True)

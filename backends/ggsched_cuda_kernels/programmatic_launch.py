@@ -12,7 +12,8 @@ The wait stands before every access to memory, and clobbers memory for the compi
 lies further back too: a predecessor is complete only when its own wait has been passed, so a chain
 is as safe as its weakest kernel. A kernel without the instructions is launched ``IN_TURN``: the
 driver lets it wait for its predecessor as a whole. Pointers are not ``__restrict__`` and nothing is
-read by ``ld.global.nc`` in front of the wait; a test looks at the machine-independent code.
+read by ``ld.global.nc`` in front of the wait; tests look at the machine-independent code that the
+oldest and the newest compiler make.
 
 Constants need no wait: weights that nobody writes while the program is open (LCH-7).
 ``warp_specialized_rows`` and ``tile_product`` fetch them while their predecessor still runs and

@@ -107,7 +107,8 @@ for weights of many rows and of few.
 Time is that of reading the weight, so stretches are long. Cuts are the best of 18 on an H200 for
 the weights of an 8B (gate and up 28,672 rows, queries, keys and values 6,144; the two others 4,096,
 which clusters share most): with 32 rows of x in q8_0 77, 23, 16 and 50 us, before 122, 32, 18, 57.
-Those of types that become bytes are the best of two to eight (``benchmarks.gpu row_cuts``).
+Those of types that become bytes are the best of two to eight (``benchmarks.gpu row_cuts`` of commit
+f65e45f0).
 """
 
 MANY_ROWS: Final = 5120
@@ -130,7 +131,7 @@ planes 99, 199, 232, 456, and unpacked 270, 273, 299 from 64 on; mxfp4 with one 
 f16 and q4_0 are set like these. Weights of 16 bits as they lie are as quick by cuBLAS. Types that
 become bytes, products of a layer of 8B with 16, 32 and 64 rows, one plane, on an H200: q4_k 319,
 363, 502 and before (passes, or unpacked) 374, 510, 515; q6_k 271, 287, 371 and 421, 470, 483; q5_1
-171, 234, 365 and 316, 389, 393 (``python -m benchmarks.gpu row_cuts``).
+171, 234, 365 and 316, 389, 393 (``benchmarks.gpu row_cuts`` of commit f65e45f0).
 """
 
 TOGETHER_ROWS: Final[Mapping[str, int]] = {"bf16": 32}

@@ -200,3 +200,8 @@ FN void vstore_half_(vf a, u16 *p) { UNROLL EACH_LANE_ p[i_] = half_of_float_(a.
 #define SQRT(x) sqrtf(x)
 #define SIN(x) sinf(x)
 #define COS(x) cosf(x)
+#ifdef __CUDACC__
+#define ASSUME_WITHIN(x, bound) __builtin_assume(fabsf(x) <= (bound))
+#else
+#define ASSUME_WITHIN(x, bound)
+#endif

@@ -117,6 +117,7 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 #define SQRT(x) sqrt(x)
 #define SIN(x) sin(x)
 #define COS(x) cos(x)
+#define ASSUME_WITHIN(x, bound)
 
 #define VMAX_(a, b) ((a) > (b) ? (a) : (b))
 FN float vsum2_(float2 v) { return v.x + v.y; }

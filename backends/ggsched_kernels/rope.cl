@@ -24,12 +24,20 @@ FN i64 divided(i64 frequency, float factor) {
   return (bits >> 31) ? -quotient : quotient;
 }
 
+/* The angle, at most pi either way, of turns in units of 2^-64. Without the assumption SIN and COS contain the reduction of
+ * large angles, which takes local memory and reads a table in global memory (NVRTC 13.0: by ld.global.nc). */
+FN float angle_of(u64 turns) {
+  float angle = (float)(i32)(turns >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */
+  ASSUME_WITHIN(angle, 4.0f);
+  return angle;
+}
+
 /* Sine and cosine of pair i, times the magnitude. */
 #define TURN(i, s, c)                                                                     \
   i64 frequency = frequencies[i];                                                         \
   if (has_factors) frequency = divided(frequency, READ_F32(factors + tf.off + i * tf.s[3])); \
   u64 turns = ((u64)position * (u64)frequency) << 4;                                      \
-  float angle = (float)(i32)(turns >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */     \
+  float angle = angle_of(turns);                                                          \
   float s = SIN(angle) * magnitude, c = COS(angle) * magnitude;                           \
   int i0 = pairing == ADJACENT ? 2 * i : i, i1 = pairing == ADJACENT ? 2 * i + 1 : i + pairs
 

@@ -16,7 +16,7 @@ PARTS = (
     "place", "kit", "mutants", "models", "times", "warp_specialized", "attention",
     "flash_attention", "pdl_prefetch",
     "moe_router",
-    "products", "rows", "row_cuts", "prefill", "decode", "hybrid", "session", "pipeline",
+    "products", "rows", "prefill", "decode", "hybrid", "session", "pipeline",
 )  # fmt: skip
 
 

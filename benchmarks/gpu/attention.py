@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.rope_attention_graphs import Turned, groups_of_layers, turned, turned_values
 from benchmarks.gpu.timing import Timer
 from ggsched.backend.program import BoundNode, Group
 from ggsched.ir.builder import GraphBuilder
@@ -24,6 +23,7 @@ from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
+from tests.support.rope_attention_graphs import Turned, groups_of_layers, turned, turned_values
 
 TOLERANCE = 1e-4
 TOKENS, SHARES, WIDTHS = (1, 2, 5, 8), (1, 4, 8), (64, 128, 80)

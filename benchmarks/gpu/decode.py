@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.running import Running
-from benchmarks.gpu.shapes import (
+from ggsched.ir.dtype import BF16, MXFP4, Q8_0
+from ggsched.plan.command import HostSync
+from tests.support.shapes import (
     GPT_OSS_20B,
     LLAMA_1B,
     LLAMA_8B,
@@ -17,8 +19,6 @@ from benchmarks.gpu.shapes import (
     read_nbytes,
     spec_of,
 )
-from ggsched.ir.dtype import BF16, MXFP4, Q8_0
-from ggsched.plan.command import HostSync
 
 CASES = {
     "llama-1b bf16": (LLAMA_1B, BF16, None),

@@ -16,7 +16,6 @@ import numpy as np
 from benchmarks.gpu.prefill import _set_to
 from benchmarks.gpu.products import _Bench as Products
 from benchmarks.gpu.running import Running
-from benchmarks.gpu.shapes import LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.backend.precision import Activations
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
@@ -30,6 +29,7 @@ from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import open_backend
 from ggsched_cuda_kernels import flash_attention as flash
 from ggsched_cuda_kernels.decode import attention as few
+from tests.support.shapes import LLAMA_8B, SMALL, random_weights, spec_of
 
 BUDGET_S = 300
 SIDE = 8192

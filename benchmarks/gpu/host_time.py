@@ -18,13 +18,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.gpu.shapes import LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.ir.dtype import BF16, dtype_by_name
 from ggsched.models.batch_runner import BatchRunner
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.run.executor import Executor
 from ggsched.scheduler import Scheduler
+from tests.support.shapes import LLAMA_8B, SMALL, random_weights, spec_of
 
 POINTS: Final = {
     "session": (Session, "_choose_next"),

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.expert_files import random_model
 from benchmarks.gpu.decode import copy_bandwidth, kernel_times
 from benchmarks.gpu.running import Running
-from benchmarks.gpu.shapes import read_nbytes
 from ggsched.config import Settings
 from ggsched.ir.dtype import F16
 from ggsched.scheduler import Scheduler
+from tests.support.expert_files import random_model
+from tests.support.shapes import read_nbytes
 
 CASES = (("qwen3next-80b", "q8_0"), ("qwen3next-80b", "q4_k_m"), ("qwen3-30b", "q4_k_m"))
 LAYERS = (4, 8)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.rope_attention_graphs import BEHIND, FIRST
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32
@@ -23,6 +22,7 @@ from ggsched.testing.eager import bound_nodes
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import open_backend
 from ggsched_cuda_kernels import pdl_prefetch
+from tests.support.rope_attention_graphs import BEHIND, FIRST
 
 MADE = ("new_v", "mask", "keys")
 MODES = ("off", "on", "late")

@@ -22,7 +22,6 @@ from unittest.mock import patch
 import numpy as np
 from cuda.bindings import driver as cu
 
-from benchmarks.gpu.shapes import LLAMA_8B, random_weights, spec_of
 from ggsched.ir.dtype import BF16
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
@@ -34,6 +33,7 @@ from ggsched_cuda.driver import check
 from ggsched_cuda.event import Marker
 from ggsched_cuda.rendezvous import CaptureRendezvous
 from ggsched_cuda_kernels.sources import architecture_of
+from tests.support.shapes import LLAMA_8B, random_weights, spec_of
 
 WIDTH: Final = 4096
 LINKS: Final = 64

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.shapes import SMALL, random_weights, spec_of
 from ggsched.ir.dtype import BF16
 from ggsched.models.offload import source_name
 from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import HostSync
 from ggsched.sanitize import check_plan
+from tests.support.shapes import SMALL, random_weights, spec_of
 
 DEVICES = ("cuda:0/0", "cuda:0/1")
 TOKENS, UBATCH = 512, 64

@@ -20,14 +20,6 @@ import numpy as np
 
 from benchmarks.gpu.products import _Bench
 from benchmarks.gpu.running import Running
-from benchmarks.gpu.shapes import (
-    GPT_OSS_20B,
-    LLAMA_8B,
-    SMALL,
-    SMALL_MOE,
-    random_weights,
-    spec_of,
-)
 from ggsched.backend.precision import VARIABLE
 from ggsched.backend.precision import Activations as Mode
 from ggsched.config import Settings
@@ -45,6 +37,14 @@ from ggsched_cuda import driver, program
 from ggsched_cuda.harness import KernelLatch
 from ggsched_cuda_kernels import tiles
 from ggsched_kernels import KernelCall
+from tests.support.shapes import (
+    GPT_OSS_20B,
+    LLAMA_8B,
+    SMALL,
+    SMALL_MOE,
+    random_weights,
+    spec_of,
+)
 
 BUDGET_S = 200
 WITHIN = 2e-5  # of the norm of a result

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.gpu.shapes import LLAMA_1B, random_weights, spec_of
 from ggsched.ir.dtype import BF16
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
+from tests.support.shapes import LLAMA_1B, random_weights, spec_of
 
 TOKENS: Final = 200
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.gpu.decode import CASES, QUICK
 from benchmarks.gpu.running import Running
-from benchmarks.gpu.shapes import random_weights, spec_of
 from ggsched.models.batches import kv_bucket
 from ggsched.models.load import Model
 from ggsched.models.session import Session, SessionOptions
+from tests.support.shapes import random_weights, spec_of
 
 N_CTX = 2048
 PROMPT = tuple(range(1, 9))

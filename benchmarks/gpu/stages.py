@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.backend.protocols import Device
 from ggsched.cluster.local import local_start
 from ggsched.cluster.remote_devices import open_group
@@ -29,6 +28,7 @@ from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Launch
 from ggsched.run.release import close_all
+from tests.support.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 
 MODELS: Final = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "small": replace(SMALL, n_layer=4)}
 DEVICES: Final = ("cuda:0", "cuda:1")

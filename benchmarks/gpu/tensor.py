@@ -25,7 +25,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 from ggsched.backend.protocols import Device
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
@@ -39,6 +38,7 @@ from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
 from ggsched.scheduler import Scheduler
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 
 Devices = Sequence[str] | Sequence[Device]
 

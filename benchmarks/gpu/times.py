@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.shapes import SMALL, random_weights, spec_of
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.ir.dtype import BF16
@@ -19,6 +18,7 @@ from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Record, Run, Trace, Wait, Work
+from tests.support.shapes import SMALL, random_weights, spec_of
 
 RESOLUTION_S = 2e-6
 """Events of the driver are good for half a microsecond, and two of them make a time."""

@@ -18,11 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.bench_planning import topology
 from benchmarks.measure import best, interleaved
 from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_checker import BitClosure, NetworkxClosure, races
-from benchmarks.stream_graphs import random_wide
 from benchmarks.table import Row
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints, make_plan
@@ -34,6 +32,8 @@ from ggsched.testing.litmus.explorer import LIMIT, explore_block
 from ggsched.testing.litmus.steps import script_of
 from ggsched.testing.plan_mutants import drop_waits
 from ggsched.testing.schedule_policy import EagerPolicy
+from tests.support.model_mixes import topology
+from tests.support.stream_graphs import random_wide
 
 ROUNDS = 3
 COMMANDS: Final = (2_000, 6_000, 20_000)

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchmarks.measure import best, interleaved
-from benchmarks.model_mixes import LAYERS, ROOT, large_models, large_spec, mix
 from benchmarks.peers.gallocr import place, requests_of
 from benchmarks.table import Row
-from benchmarks.transformers import model_graph
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched.models.graph import build_model_graph
@@ -25,6 +23,8 @@ from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.pipeline import make_schedule, plan_memory
 from ggsched.plan.bundle import Plan
+from tests.support.model_mixes import LAYERS, ROOT, large_models, large_spec, mix
+from tests.support.transformers import model_graph
 
 SHAPES = ((1, 256), (512, 512), (512, 2048))
 """Tokens of a micro-batch, and rows of the cache that it looks at."""

@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from benchmarks.measure import best
-from benchmarks.model_mixes import ROOT
 from benchmarks.peers.installed import reason_missing
 from benchmarks.peers.model_sides import Name
 from benchmarks.peers.random_gguf import SIZES, write_random_gguf
 from benchmarks.peers.worker_process import WorkerProcess
 from benchmarks.table import Row
+from tests.support.model_mixes import ROOT
 
 ROUNDS = 5
 TIMEOUT_S = 180.0

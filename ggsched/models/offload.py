@@ -4,7 +4,8 @@ Blocks count from the output: ``-ngl N`` puts the last N of the blocks and the o
 counts as one, and first) on the accelerators; the others stay on the host device, which is the last
 CPU of the list, or its last device. The token embedding stays on a CPU; without one it lives with
 the first block, because a lookup on the last device would make each micro-batch wait until the one
-before it has left the pipeline. A block's KV cache lives with its attention. ``--n-cpu-moe N``
+before it has left the pipeline. A block's KV cache lives with its attention, or on the host device
+where the block's device cannot write it. ``--n-cpu-moe N``
 keeps the experts of the first N blocks on the host device, and ``-ot REGEX=DEVICE`` wins over
 everything, for weights and caches alike.
 
@@ -28,7 +29,7 @@ from ggsched.models.spec import ModelSpec
 from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
-from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
@@ -132,6 +133,10 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     for name in (*spec.weights, *hp.state_names):
         homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry)
         reasons[name] = _with_stage(name, reasons[name], in_stage, hp.n_layer)
+        if _is_stranded(name, spec, devices, homes[name], host):
+            missing = op_key("set_rows", spec.cache_dtype.name)
+            reasons[name] = f"{devices[homes[name]].name} lacks {missing} (-ctk)"
+            homes[name] = host
         match = _EXPERTS.match(name)
         if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
             homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
@@ -146,6 +151,16 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
         rule.pattern.pattern for rule, hit in zip(offload.overrides, used, strict=True) if not hit
     )
     return Homes(homes, reasons, unused, offload.experts)
+
+
+def _is_stranded(
+    name: str, spec: ModelSpec, devices: Sequence[DeviceFacts], home: int, host: int
+) -> bool:
+    """Whether a KV cache cannot be written by the device of its layer, but by the host device."""
+    if not name.endswith(("k_cache", "v_cache")):
+        return False
+    able = [offers(devices[i].ops, "set_rows", spec.cache_dtype.name) for i in (home, host)]
+    return able == [False, True]
 
 
 def accelerators(devices: Sequence[DeviceFacts]) -> list[int]:

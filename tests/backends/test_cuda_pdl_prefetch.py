@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
@@ -12,6 +11,7 @@ from ggsched_kernels import KernelCall
 from ggsched_kernels.calls import Launch
 from tests.backends.test_cuda_rope_attention import H200, NAME, layer, step_of
 from tests.backends.test_cuda_rope_kv_write import Memory
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B
 
 READS_EARLY = ("READS_EARLY", "1")
 ATTENTION = KernelCall("heads_attention", (("A", "1"), ("Z", "1")), "heads_attention", (),

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 from benchmarks.gpu import tensor
-from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched import Scheduler
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
@@ -25,6 +24,7 @@ from ggsched.testing.conformance.harness import adapted
 from tests.backends.software_cuda import SoftwareDriver
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
+from tests.support.shapes import LLAMA_8B, spec_of
 
 pytestmark = NEEDS
 

@@ -6,7 +6,6 @@ from operator import attrgetter
 
 import pytest
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, SMALL_MOE, spec_of
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4
@@ -20,6 +19,7 @@ from ggsched_kernels import warp_profile
 from ggsched_kernels.calls import FAULT, CodeOf
 from tests.backends.test_cuda_rope_kv_write import Memory
 from tests.passes.machines import device, machine
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, SMALL_MOE, spec_of
 
 H200 = warp_profile(132, 232448, True)
 TURN_Q, TURN_K, KEYS, VALUES, LAST = range(5)

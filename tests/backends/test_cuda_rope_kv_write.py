@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu.shapes import SMALL, SMALL_MOE, spec_of
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
@@ -16,6 +15,7 @@ from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 from ggsched_kernels.calls import CodeOf
 from tests.passes.machines import device, machine
+from tests.support.shapes import SMALL, SMALL_MOE, spec_of
 
 H200 = warp_profile(132, 232448, True)
 ROPE, STORE_K, STORE_V = 0, 2, 3

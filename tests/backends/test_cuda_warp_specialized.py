@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
@@ -12,6 +11,7 @@ from ggsched.ir.dtype import BF16, F16, Q8_0
 from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import GPU, warp_profile
 from tests.kernels.warp_specialized_programs import calls_of
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B
 
 H200 = warp_profile(132, 232448, True)
 OLDER = warp_profile(108, 166912, False)

@@ -5,7 +5,6 @@ import pytest
 from rich.cells import cell_len
 
 from ggsched.cli.main import main
-from ggsched.ir.user_ops import unregister_op, user_ops
 from ggsched.testing import conformance
 from ggsched.testing.conformance import Harness
 from tests.testing.broken_devices import DeafStream, cpu_with
@@ -100,14 +99,12 @@ ggsched.register_op("{name}", version="1", operands=("x",), in_place=(0,),
 
 
 @pytest.fixture
-def my_ops(tmp_path, monkeypatch):
+def my_ops(tmp_path, monkeypatch, registries_restored):
     """A module in the current folder that registers the op ``sqr_of_test``."""
     (tmp_path / "ops_of_test.py").write_text(OPS_MODULE.format(name="sqr_of_test"))
     monkeypatch.chdir(tmp_path)
     yield "ops_of_test:sqr_of_test"
     sys.modules.pop("ops_of_test", None)
-    for op in user_ops():
-        unregister_op(op.name)
 
 
 def test_a_user_defined_op(my_ops, capsys):

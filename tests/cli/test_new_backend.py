@@ -88,6 +88,14 @@ def test_it_runs_a_graph(plugin):
     np.testing.assert_allclose(result, (silu + inputs["x"]) @ weights["w"].T, rtol=1e-4, atol=1e-4)
 
 
+def test_it_runs_the_demo_with_a_cpu_that_takes_the_rest(plugin, capsys):
+    asked = ["-p", "417+385=", "--devices", f"{NAME}:0,cpu:0"]
+    assert main(["run", "demo", *asked]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == "802"
+    assert f"weights cpu:0 2.0 KiB, {NAME}:0" in " ".join(err.split())
+
+
 @pytest.mark.slow
 def test_its_own_tests_pass(plugin):
     path = os.pathsep.join([str(plugin), *sys.path])

@@ -85,6 +85,7 @@ def examples(thing, path, names):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("registries_restored")
 @pytest.mark.parametrize("path", PUBLIC)
 def test_the_example_works(path):
     thing, owner = PUBLIC[path]

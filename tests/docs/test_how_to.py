@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-from ggsched.ir.user_ops import unregister_op, user_ops
 from tests.meta.repository import ROOT
 
 PROMISE = "Every Python snippet on this page is run by the project's tests, in this order."
@@ -33,14 +32,7 @@ def snippets(text):
             yield fence[2], output, text.count("\n", 0, fence.start()) + 1
 
 
-@pytest.fixture
-def _no_ops_stay():
-    yield
-    for op in user_ops():
-        unregister_op(op.name)
-
-
-@pytest.mark.usefixtures("_no_ops_stay")
+@pytest.mark.usefixtures("registries_restored")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_snippets_run(page, capsys):
     names = {"__name__": page.stem}

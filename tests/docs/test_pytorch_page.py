@@ -13,14 +13,13 @@ PAGE = ROOT / "docs/how-to/run-a-pytorch-model.md"
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("registries_restored")
 def test_snippets_run(capsys):
-    from ggsched.importers.torch.call import CONVERTERS
     from ggsched.importers.torch.dynamo import backend, release
 
     if "ggsched" not in torch._dynamo.list_backends():  # installed before it had the entry point
         torch._dynamo.register_backend(backend, name="ggsched")
 
-    before = dict(CONVERTERS)
     names = {"__name__": PAGE.stem}
     try:
         for code, wanted, line in snippets(PAGE.read_text(encoding="utf-8")):
@@ -32,7 +31,5 @@ def test_snippets_run(capsys):
     finally:
         torch._dynamo.reset()
         release()
-        CONVERTERS.clear()
-        CONVERTERS.update(before)
         if "library" in names:
             names["library"]._destroy()

@@ -13,9 +13,7 @@ from torch.export import Dim  # noqa: E402
 import ggsched  # noqa: E402
 from ggsched.errors import GgschedError, ModelError, UsageError  # noqa: E402
 from ggsched.importers.torch import converts  # noqa: E402
-from ggsched.importers.torch.call import CONVERTERS  # noqa: E402
 from ggsched.ir.tensor import Role  # noqa: E402
-from ggsched.ir.user_ops import unregister_op  # noqa: E402
 from tests.importers.torch_programs import (  # noqa: E402
     Lambda,
     Recurrent,
@@ -232,7 +230,7 @@ def library():
     lib._destroy()
 
 
-def test_an_op_of_a_library_is_the_registered_op_of_its_name(library):
+def test_an_op_of_a_library_is_the_registered_op_of_its_name(library, registries_restored):
     x = torch.randn(2, 3)
     program = exported(Lambda(library), (x,))
     with pytest.raises(ModelError, match=r"'ggsched_tests.cube.default' is not supported"):
@@ -243,18 +241,12 @@ def test_an_op_of_a_library_is_the_registered_op_of_its_name(library):
         kernels={"cpu": lambda x, out, factor: np.multiply(x**3, factor, out=out)},
         samples=[ggsched.Sample(((2, 3),))],
     )  # fmt: skip
-    try:
-        compare(Lambda(library), (x,))
-    finally:
-        unregister_op("cube")
+    compare(Lambda(library), (x,))
 
 
-def test_an_op_of_a_library_with_a_converter(library):
+def test_an_op_of_a_library_with_a_converter(library, registries_restored):
     @converts("ggsched_tests.cube")
     def _cube(c, x, factor):
         return c.nd("mul", c.nd("pow", x, c.const(3, "f32")), c.const(factor, "f32"))
 
-    try:
-        compare(Lambda(library), (torch.randn(2, 3),))
-    finally:
-        del CONVERTERS["ggsched_tests.cube"]
+    compare(Lambda(library), (torch.randn(2, 3),))

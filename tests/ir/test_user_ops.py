@@ -7,14 +7,9 @@ from ggsched.errors import GraphError, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, I32
 from ggsched.ir.ops import BUILT_IN, OPS
-from ggsched.ir.user_ops import Sample, SourceKernel, register_op, unregister_op, user_ops
+from ggsched.ir.user_ops import Sample, SourceKernel, register_op, unregister_op
 
-
-@pytest.fixture(autouse=True)
-def _clean():
-    yield
-    for op in user_ops():
-        unregister_op(op.name)
+pytestmark = pytest.mark.usefixtures("registries_restored")
 
 
 def register(name="sqr", **changes):

@@ -3,9 +3,11 @@
 import hashlib
 import importlib.util
 import os
+import sys
 from functools import cache
 from importlib.metadata import distributions
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from ggsched.errors import BackendUnavailable
 from ggsched.whole_file import write_whole
 from ggsched_kernels import GPU, SOURCES
 from ggsched_kernels.calls import Launch
+from tests.kernels.second_nvrtc import SecondNvrtc
 from tests.kernels.tile_configs import cuts_of
 
 NEEDS_BINDINGS = pytest.mark.skipif(
@@ -215,17 +218,33 @@ def label(program):
     return "-".join([name, *types])
 
 
+OLDEST_FOLDER = Path(sys.prefix) / "nvrtc-oldest"
+RELEASES = ("installed", "oldest")
+"""The newest NVRTC of the declared range, and the oldest: what may move over a wait differs."""
+
+
 @cache
-def compiler():
+def compiler(release="installed"):
     """Return what compiles, keeping results; tests are skipped, with the reason, without one."""
     from ggsched_cuda.compiler import driver
 
+    if release == "oldest":
+        if not has_oldest():
+            pytest.skip(f"no NVRTC in {OLDEST_FOLDER}: make test installs it where it can be had")
+        second = SecondNvrtc(OLDEST_FOLDER)
+        (build,) = OLDEST_FOLDER.glob("nvidia_cuda_nvrtc-*.dist-info")
+        version = ".".join(map(str, second.version))
+        return Compiler(f"{version} {build.stem}", second.compile_both)
     try:
         version = driver.compiler_version()
     except BackendUnavailable as error:
         pytest.skip(f"{error.one_line()}: make test installs it with the extra 'nvrtc'")
     builds = (d.version for d in distributions() if d.name.startswith("nvidia-cuda-nvrtc"))
     return Compiler(f"{version} {next(builds, '')}", driver.compile_both)
+
+
+def has_oldest():
+    return any(OLDEST_FOLDER.glob("nvidia_cuda_nvrtc-*.dist-info"))
 
 
 OPTIMISES = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -242,7 +261,7 @@ class Compiler:
     """Where results are kept; the fixture ``compiled_kernels``."""
 
     def __init__(self, version, compile_both):
-        self._version, self._compile = version, compile_both
+        self.version, self._compile = version, compile_both
 
     def compiles(self, text, options):
         """Return machine code that nobody looks into, in a quarter of the time."""
@@ -255,7 +274,7 @@ class Compiler:
         return self._made(text, options, "ptx").decode()
 
     def _made(self, text, options, suffix):
-        content = "\0".join([self._version, *options, text])
+        content = "\0".join([self.version, *options, text])
         stem = f"nvrtc-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
         made = self.folder / f"{stem}.{suffix}"
         if not made.exists():

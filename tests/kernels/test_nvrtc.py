@@ -3,10 +3,11 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, Q8_0
 from ggsched.testing.eager import bound_nodes
@@ -18,17 +19,21 @@ from tests.kernels.nvrtc import (
     COMMON,
     DECODE,
     NEEDS_BINDINGS,
+    RELEASES,
     compiler,
     few_rows_program,
+    has_oldest,
     label,
     launch_of,
     programs,
 )
 from tests.kernels.ptx import before_wait, kernels_of
 from tests.kernels.warp_specialized_programs import Memory
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B
 
 pytestmark = NEEDS_BINDINGS
 
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 ALL = list(programs())
 # Of each source one program: the others differ in how a weight is unpacked.
 FEW = list({name: (name, defines) for name, defines in reversed(ALL)}.values())
@@ -46,13 +51,17 @@ SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
     "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
 )
 def test_compiles(program, arch):
-    """For the architecture of which the PTX is read below it is optimised anyway."""
+    """For the architecture of which the PTX is read below it is optimised anyway.
+
+    For the oldest architecture the oldest NVRTC compiles, where it is there.
+    """
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     name, defines = program
     mode = "on" if arch >= FIRST_ARCH else "off"
     text = text_of(name, mode, launch_of(name))
-    compiled = compiler().machine_code if arch == FIRST_ARCH else compiler().compiles
+    made = compiler("oldest" if arch == ARCHS[0] and has_oldest() else "installed")
+    compiled = made.machine_code if arch == FIRST_ARCH else made.compiles
     assert compiled(text, options_for(arch, defines))
 
 
@@ -76,6 +85,43 @@ def test_nothing_is_read_before_the_wait(program):
         assert wait, f"{kernel} does not wait"
         assert "griddepcontrol.launch_dependents" in before
         assert not re.search(r"\b(ld|st|atom|red|cp|ldu|prefetch)\.(?!param)", before), kernel
+
+
+ROTATING = [p for p in FEW if p[0] in ("rope", "rope_kv_write", "heads_attention")]
+BEHIND_OTHERS = [p for p in FEW if launch_of(p[0]) in (Launch.BY_ITSELF, Launch.WAITS_FIRST)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [p if p in ROTATING else pytest.param(p, marks=pytest.mark.slow) for p in BEHIND_OTHERS],
+    ids=label,
+)
+def test_nothing_is_read_before_the_wait_with_the_oldest_compiler(program):
+    """Where instructions stand in front of the wait, a compiler may move others there."""
+    source = program[0]
+    code = ptx(*program, "on", release="oldest")[source]
+    early = [s.op for s in before_wait(kernels_of(code)[source]) if s.is_access]
+    assert set(early) <= {"prefetch.global.L2"}
+
+
+def test_the_oldest_compiler_is_that_of_the_declared_range():
+    (spec,) = {
+        text.partition(";")[0]
+        for text in requires("ggsched")
+        if text.startswith("nvidia-cuda-nvrtc")
+    }
+    oldest = re.search(r">=([\d.]+)", spec)[1]
+    assert f'"nvidia-cuda-nvrtc=={oldest}.*"' in MAKEFILE.read_text()
+    assert compiler("oldest").version.startswith(f"{oldest} ")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("program", ROTATING, ids=label)
+def test_sines_of_angles_within_a_turn_take_no_local_memory_and_no_table(program, release):
+    """The reduction of large angles reads a table in global memory, before the wait as well."""
+    for kernel, code in ptx(*program, "on", release=release).items():
+        assert "__local_depot" not in code, kernel
+        assert "i2opi" not in code, kernel
 
 
 def test_a_kernel_without_the_wait_is_noticed():
@@ -106,12 +152,12 @@ def test_a_kernel_is_compiled_alone_as_with_others(program):
 INSTRUCTION = re.compile(r"^\t(?:@!?%p\d+ )?([a-z][\w.]*)", re.MULTILINE)
 
 
-def ptx(name, defines, mode, launch=None, kernel=""):
+def ptx(name, defines, mode, launch=None, kernel="", release="installed"):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     flags = options_for(FIRST_ARCH, defines)
     source = text_of(name, mode, launch or launch_of(name), kernel)
-    text = compiler().ptx(source, flags)
+    text = compiler(release).ptx(source, flags)
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 
 

@@ -1,5 +1,7 @@
 """What attention reads before it waits, where it may: nothing that a predecessor computes."""
 
+from itertools import product
+
 import pytest
 
 from ggsched_kernels.calls import Launch
@@ -26,7 +28,7 @@ WRITTEN_BEFORE = {str(n) for n in (0, 6, 16, 18, 20, 22, 24, 38)}
 """The addresses of what the predecessor computes, and of all that attention writes."""
 
 
-def statements(mode, cut, tokens, kind):
+def statements(mode, cut, tokens, kind, release="installed"):
     from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
     from ggsched_cuda_kernels.sources import options_for, text_of
 
@@ -34,16 +36,28 @@ def statements(mode, cut, tokens, kind):
     defines = tuple(sorted((k, str(v)) for k, v in {**COMMON, **cut, **more}.items()))
     flags = options_for(FIRST_ARCH, defines)
     source = text_of("heads_attention", mode, Launch.BY_ITSELF)
-    text = compiler().ptx(source, flags)
+    text = compiler(release).ptx(source, flags)
     kernel = kernels_of(text)["heads_attention"]
     return kernel, [s for s in before_wait(kernel) if s.is_access]
 
 
-@pytest.mark.parametrize("kind", ["W_F16", "W_F32"])
-@pytest.mark.parametrize("tokens", [1, 4])
-@pytest.mark.parametrize("cut", DECODE, ids=lambda cut: str(cut["WIDTH"]))
-def test_only_what_was_there_before(cut, tokens, kind):
-    kernel, early = statements("on", cut, tokens, kind)
+def by_release(*axes):
+    """Return the cases of axes: all for the installed compiler, the first for the oldest.
+
+    The others of the oldest one are slow.
+    """
+    cases = []
+    for i, case in enumerate(product(*axes)):
+        cases.append(pytest.param(*case, "installed"))
+        cases.append(pytest.param(*case, "oldest", marks=pytest.mark.slow if i else ()))
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("cut", "tokens", "kind", "release"), by_release(DECODE, [1, 4], ["W_F16", "W_F32"])
+)
+def test_only_what_was_there_before(cut, tokens, kind, release):
+    kernel, early = statements("on", cut, tokens, kind, release)
     made = parameters_behind(kernel)
     found = set()
     for statement in early:
@@ -66,15 +80,15 @@ def test_without_the_wait_the_walk_finds_more():
     assert found & WRITTEN_BEFORE
 
 
-@pytest.mark.parametrize("kind", ["W_F16", "W_Q8_0"])
-def test_flash_attention_reads_bounds_early_and_asks_for_rows(kind):
+@pytest.mark.parametrize(("kind", "release"), by_release(["W_F16", "W_Q8_0"]))
+def test_flash_attention_reads_bounds_early_and_asks_for_rows(kind, release):
     from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     given = {**COMMON, "LANES": 128, **FLASH[1], kind: 1, "READS_EARLY": 1}
     defines = tuple(sorted((k, str(v)) for k, v in given.items()))
     source = text_of("flash_attention", "on", Launch.BY_ITSELF)
-    text = compiler().ptx(source, options_for(FIRST_ARCH, defines))
+    text = compiler(release).ptx(source, options_for(FIRST_ARCH, defines))
     kernel = kernels_of(text)["flash_attention"]
     early = [s for s in before_wait(kernel) if s.is_access]
     made = parameters_behind(kernel)
@@ -92,8 +106,8 @@ W_OF_TILES, X_OF_TILES, Y_OF_TILES = {"0", "1"}, "2", "8"
 """Numbers of parameters of ``tile_product``."""
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-def test_tile_product_asks_for_constant_weights_early_and_for_nothing_else(splits):
+@pytest.mark.parametrize(("splits", "release"), by_release([1, 4]))
+def test_tile_product_asks_for_constant_weights_early_and_for_nothing_else(splits, release):
     from ggsched_cuda_kernels.tiles import FEW
 
     def early(*more, mode="on"):
@@ -102,7 +116,8 @@ def test_tile_product_asks_for_constant_weights_early_and_for_nothing_else(split
 
         defines = (*few_rows_program("q8_0", FEW[16]["q8_0"][0], 16, splits=splits), *more)
         source = text_of("tile_product", mode, Launch.WAITS_FIRST)
-        text = compiler().ptx(source, options_for(FIRST_ARCH, tuple(sorted(defines))))
+        flags = options_for(FIRST_ARCH, tuple(sorted(defines)))
+        text = compiler(release).ptx(source, flags)
         kernel = kernels_of(text)["tile_product"]
         return [s for s in before_wait(kernel) if s.is_access], parameters_behind(kernel)
 

@@ -4,7 +4,7 @@ import pytest
 
 from ggsched_kernels import SOURCES
 from ggsched_kernels.calls import Launch
-from tests.kernels.nvrtc import ARCHS, COMMON, NEEDS_BINDINGS, compiler
+from tests.kernels.nvrtc import ARCHS, COMMON, NEEDS_BINDINGS, RELEASES, compiler
 from tests.kernels.ptx import BULK, address_of, before_wait, kernels_of, parameters_behind
 from tests.kernels.test_nvrtc import ptx
 from tests.kernels.tile_configs import PRODUCER
@@ -60,13 +60,14 @@ W, X, Y = {"0", "1"}, "2", "4"
 """Numbers of parameters."""
 
 
-def test_constant_weights_are_asked_for_before_the_predecessor_has_ended():
+@pytest.mark.parametrize("release", RELEASES)
+def test_constant_weights_are_asked_for_before_the_predecessor_has_ended(release):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     def early(mode):
         text = text_of("matvec_blocks", mode, Launch.WAITS_FIRST)
         flags = options_for(FIRST_ARCH, (*defines("q8_0"), ("CONSTANT_W", "1")))
-        kernel = kernels_of(compiler().ptx(text, flags))["matvec_blocks"]
+        kernel = kernels_of(compiler(release).ptx(text, flags))["matvec_blocks"]
         made = parameters_behind(kernel)
         found = [s for s in before_wait(kernel) if s.is_access]
         return [(s, set().union(*(made.get(r, set()) for r in address_of(s)))) for s in found]

@@ -10,7 +10,7 @@ import pytest
 
 from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
 from ggsched_kernels.calls import Launch
-from tests.kernels.nvrtc import ARCHS, compiler, launch_of
+from tests.kernels.nvrtc import ARCHS, RELEASES, compiler, launch_of
 from tests.kernels.ptx import BULK, WAIT, address_of, before_wait, kernels_of, parameters_behind
 from tests.kernels.warp_specialized_programs import (
     WARP_SPECIALIZED,
@@ -81,21 +81,22 @@ def test_spills_are_noticed():
     assert any(frames_of(*program, FIRST_ARCH, groups=2048 // lanes))
 
 
-def ptx(source, defines, mode, **others):
+def ptx(source, defines, mode, release="installed", **others):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     defines = tuple(sorted({**dict(defines), **others}.items()))
     flags = options_for(FIRST_ARCH, defines)
-    text = compiler().ptx(text_of(source, mode, Launch.WAITS_FIRST), flags)
+    text = compiler(release).ptx(text_of(source, mode, Launch.WAITS_FIRST), flags)
     (kernel,) = kernels_of(text).values()
     assert BULK in kernel
     return kernel
 
 
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("program", some(FORMS), ids=label)
-def test_only_constants_are_read_before_the_wait(program):
+def test_only_constants_are_read_before_the_wait(program, release):
     source, defines = program
-    kernel = ptx(source, defines, "on")
+    kernel = ptx(source, defines, "on", release)
     early = [s for s in before_wait(kernel) if s.is_access]
     if dict(defines)["CONSTANT_W"] == "0":
         assert early == []

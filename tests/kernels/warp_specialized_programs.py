@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cache
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, spec_of
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0
 from ggsched.models.graph import build_model_graph
@@ -12,6 +11,7 @@ from ggsched.plan.fusions import run_order
 from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 from tests.passes.machines import device, machine
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, spec_of
 
 H200 = warp_profile(132, 232448, True)
 WARP_SPECIALIZED = frozenset({"warp_specialized_rows", "warp_specialized_experts"})

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.ir.dtype import BF16
 from ggsched.models.batches import MicroBatch
@@ -25,6 +24,7 @@ from ggsched.trace.times import timeline_of
 from ggsched.trace.utilization import account
 from tests.models.helpers import tiny_gguf
 from tests.models.test_stages import COSTS, flow_shop_s, gpus, session
+from tests.support.shapes import LLAMA_8B, spec_of
 
 STEP, TOGETHER = 16, 2
 OPTIONS = SessionOptions(n_ctx=1024, n_batch=STEP * TOGETHER, n_ubatch=STEP, pipelining="on")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu.shapes import LLAMA_1B, spec_of
 from ggsched.backend.offline_device import OfflineDevice
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -21,6 +20,7 @@ from ggsched.topology.cost import KernelRate, MachineRates, guessed_rates
 from ggsched.topology.model import Topology
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.passes.machines import device
+from tests.support.shapes import LLAMA_1B, spec_of
 
 SMALL = spec_of(replace(LLAMA_1B, n_layer=1, n_vocab=512, n_embd=256, n_ff=512), Q8_0)
 LARGE = spec_of(replace(LLAMA_1B, n_layer=2, n_vocab=4096), Q8_0)

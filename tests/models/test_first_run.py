@@ -5,13 +5,13 @@ The files have the real widths and no content: nothing is loaded to find out.
 
 import pytest
 
-from benchmarks.expert_files import write_model
-from benchmarks.model_shapes import SHAPES
 from ggsched.config import Settings
 from ggsched.models.arch import ARCHITECTURES
 from ggsched.models.load import load_model
 from ggsched.models.memory_check import _mapped_nbytes
 from ggsched.models.session import Session, SessionOptions
+from tests.support.expert_files import write_model
+from tests.support.model_shapes import SHAPES
 
 PROMPT, ANSWER, CONTEXT = 32, 8, 4096
 BLOCKS = {"mamba2-2.7b": 64, "mamba2-7b": 16}

@@ -1,6 +1,7 @@
 """Which device each weight and cache goes to, by llama.cpp's rules."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule, find_homes
-from ggsched.models.spec import ModelSpec, WeightSpec
+from ggsched.models.spec import CACHE_DTYPES, ModelSpec, WeightSpec
 from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import Topology
@@ -92,6 +93,21 @@ class TestLayers:
         assert homes.reasons["blk.2.k_cache"] == "block 2 is offloaded (-ngl)"
         token = {NEXT_TOKEN: homes.devices["output.weight"]}
         assert homes.constraints().homes == {**homes.devices, **token}
+
+    @pytest.mark.parametrize("asked", ["f16", "f32"])
+    def test_a_cache_that_its_device_cannot_write_stays_on_the_host(self, llama, asked):
+        spec = replace(llama, cache_dtype=CACHE_DTYPES[asked])
+        gpu, cpu = GPU_CPU.devices
+        gpu = replace(gpu, ops=gpu.ops - {"set_rows:f16"} | {"set_rows:f32"})
+        cpu = replace(cpu, ops=cpu.ops | {"set_rows:f16", "set_rows:f32"})
+        homes = find_homes(spec, Topology((gpu, cpu)), Offload())
+        assert where(homes, "_cache$") == {1 if asked == "f16" else 0}
+        assert where(homes, "attn_q") == {0}
+        is_said = "gpu:0 lacks set_rows:f16 (-ctk)" in homes.reasons.values()
+        assert is_said == (asked == "f16")
+        nobody = replace(cpu, ops=cpu.ops - {"set_rows:f16"})
+        homes = find_homes(spec, Topology((gpu, nobody)), Offload())
+        assert where(homes, "_cache$") == {0}, "the planner says what is missing"
 
     def test_an_embedding_that_is_the_output_matrix_too_goes_with_the_output(self, tmp_path):
         path = tiny_gguf(tmp_path / "tied.gguf", layers=LAYERS, drop=["output.weight"])

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, spec_of
 from benchmarks.gpu.stages import measure
 from ggsched.backend.offline_device import paper_devices
 from ggsched.config import Settings
@@ -34,6 +33,7 @@ from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
+from tests.support.shapes import LLAMA_1B, LLAMA_8B, spec_of
 from tests.testing.sims import FREE
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"

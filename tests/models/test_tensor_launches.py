@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16
 from ggsched.models.token_inputs import NEXT_TOKEN
@@ -22,6 +21,7 @@ from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 from tests.models.test_stages import gpus, session
 from tests.passes.test_cuda_fusions import Memory
+from tests.support.shapes import LLAMA_8B, spec_of
 
 LAYERS = 4
 LLAMA = spec_of(replace(LLAMA_8B, n_layer=LAYERS, n_vocab=1024), BF16)

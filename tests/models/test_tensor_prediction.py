@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.gpu import tensor
-from benchmarks.gpu.shapes import LLAMA_8B, spec_of
 from ggsched.ir.dtype import BF16
 from ggsched.models.batches import MicroBatches
 from ggsched.passes.cost.predict import predict_step
@@ -21,6 +20,7 @@ from ggsched.sanitize import check_plan
 from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import HOST, guessed_rates
 from tests.models.test_stages import gpus, micro_batches, session
+from tests.support.shapes import LLAMA_8B, spec_of
 
 LAYERS = 8
 LLAMA = spec_of(replace(LLAMA_8B, n_layer=LAYERS), BF16)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_8B, spec_of
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, dtype_by_name
@@ -28,6 +27,7 @@ from ggsched.sanitize import check_plan
 from ggsched.testing.sim import SimConfig, SimWorld
 from tests.models.helpers import ORACLE, opened_once, tiny_gguf, wide_gguf
 from tests.models.reference_models import REFERENCES, write_reference
+from tests.support.shapes import GPT_OSS_20B, LLAMA_8B, spec_of
 
 PAIR, MIXED, THREE = ("cpu:0", "cpu:1"), ("opencl:0", "cpu:0"), ("cpu:0", "cpu:1", "opencl:0")
 SIMULATED = ("sim:0", "sim:1", "sim:2")

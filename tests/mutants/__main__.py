@@ -22,8 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ray", metavar="ADDRESS", help="run on the nodes of a Ray cluster")
     parser.add_argument("--journal", type=Path, metavar="FOLDER", help="keep results, and go on")
     parser.add_argument("--plans", type=int, default=PLANS, help="plans to break")
-    parser.add_argument("-o", "--output", type=Path, help="write the page to this file")
+    parser.add_argument("-o", "--output", type=Path, help="write the page of a whole run")
     options = parser.parse_args(arguments)
+    is_whole = not options.quick and options.rules == "*" and options.plans == PLANS
+    if options.output is not None and not is_whole:
+        parser.error("-o publishes a whole run: leave out --quick, --rules and --plans")
     if options.journal is not None:
         options.journal.mkdir(parents=True, exist_ok=True)
     spread = Spread(options.jobs, options.ray, options.journal, _progress)

@@ -38,8 +38,6 @@ def page(assessed: Sequence[BlockVerdict], plans: Sequence[PlanScore]) -> str:
     killed = sum(j.is_killed for j in assessed)
     rules = len({j.mutant.rule for j in assessed})
     lines = [_TOP, f"**{killed} of {len(assessed)} mutants of {rules} rules are rejected.**", ""]
-    if any(j.others is None for j in assessed):
-        lines += ["Cases of other rules were not part of this run (`--quick`).", ""]
     lines += [*_rules(assessed), "", *_mutants(assessed), "", *_plan_lines(plans)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -51,8 +49,7 @@ def _rules(assessed: Sequence[BlockVerdict]) -> Iterator[str]:
         mine = [j for j in assessed if j.mutant.rule == rule]
         own = [f"`{j.mutant.name}`" for j in mine if j.is_killed and j.others == ()]
         count = sum(j.is_killed for j in mine)
-        names = ", ".join(own) or ("none" if all(j.others is not None for j in mine) else "-")
-        yield f"| {rule} | {len(mine)} | {count} | {names} |"
+        yield f"| {rule} | {len(mine)} | {count} | {', '.join(own) or 'none'} |"
 
 
 def _mutants(assessed: Sequence[BlockVerdict]) -> Iterator[str]:
@@ -60,7 +57,7 @@ def _mutants(assessed: Sequence[BlockVerdict]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for j in assessed:
         cases = ", ".join(f"`{r.case.name}`" for r in j.killers) or "**nobody**"
-        others = ", ".join(j.other_rules) or ("*own*" if j.others is not None else "")
+        others = ", ".join(j.other_rules) or "*own*"
         m = j.mutant
         yield f"| {m.rule} | `{m.name}` | {m.baseline.name} | {m.what} | {cases} | {others} |"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import moe_router
-from benchmarks.gpu.shapes import SMALL_MOE, spec_of
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16, MXFP4
@@ -19,6 +18,7 @@ from ggsched.sanitize import check_plan
 from ggsched.testing.eager import bound_nodes
 from ggsched.topology.codec import topology_from_text
 from ggsched_kernels import warp_profile
+from tests.support.shapes import SMALL_MOE, spec_of
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 

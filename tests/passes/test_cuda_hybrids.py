@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
-from benchmarks.expert_files import random_model
 from ggsched.ir.dtype import F16
 from ggsched.models.graph import build_model_graph
 from ggsched.models.offload import Offload, find_homes
 from ggsched.passes import make_plan
 from ggsched.sanitize import check_plan
 from tests.passes.test_cuda_fusions import gpu, lowered
+from tests.support.expert_files import random_model
 
 ROWS, EXPERTS = "warp_specialized_rows", "warp_specialized_experts"
 # Products of the normed row, of which the first adds up the experts of the block before.

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ggsched
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.errors import PlanError, UsageError
 from ggsched.ir.builder import GraphBuilder
@@ -16,7 +15,7 @@ from ggsched.ir.decompositions import DECOMPOSITIONS
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.graph import verify_graph
 from ggsched.ir.ops import BUILT_IN
-from ggsched.ir.user_ops import Sample, register_op, unregister_op
+from ggsched.ir.user_ops import Sample, register_op
 from ggsched.passes.decompose import decomposable, decompose_nodes
 from ggsched.passes.decomposed_plan import decomposed_plan
 from ggsched.passes.options import PlanOptions
@@ -300,7 +299,7 @@ def hyper(g, x, *, gain):
 
 
 @pytest.fixture
-def register():
+def register(registries_restored):
     def made(name="hyper", **changes):
         given = {
             "version": "1",
@@ -313,9 +312,7 @@ def register():
         }
         register_op(name, **{**given, **changes})
 
-    yield made
-    for op in ggsched.ir.user_ops.user_ops():
-        unregister_op(op.name)
+    return made
 
 
 class TestUserOps:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu.shapes import GPT_OSS_20B, LLAMA_1B, spec_of
 from ggsched.ir.dtype import BF16, MXFP4
 from ggsched.models.batches import BatchSize
 from ggsched.models.offload import Offload, copied_output, find_homes, wants_copy
@@ -29,6 +28,7 @@ from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import KernelRate, Link, guessed_rates, with_kernel
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, spec_of
 
 FILE = Path(__file__).parent.parent / "data" / "topologies" / "h200-cpu.json"
 TOPOLOGY = topology_from_text(FILE.read_text())

@@ -74,6 +74,16 @@ class TestPins:
         with pytest.raises(PlanError, match="pinned to gpu:0, which does not support the nodes"):
             place(SIX, topology, Constraints(pins={1: 0}))
 
+    def test_a_home_is_not_called_a_pin(self):
+        g = GraphBuilder()
+        s = g.state("s", (4, N))
+        graph = g.build(g.set_rows(s, g.input("x", (1, N)), g.input("i", (1,), I32)))
+        topology = machine(device("gpu:0", lacks=["set_rows"]), "cpu:0")
+        with pytest.raises(PlanError) as caught:
+            place(graph, topology, Constraints(homes={"s": 0}))
+        assert "'s': its home is gpu:0, which does not support" in str(caught.value)
+        assert "needs set_rows:f32 (these do: cpu:0)" in str(caught.value)
+
     def test_of_two_nodes_that_write_one_storage(self):
         g = GraphBuilder()
         y = g.silu(g.input("x", (N,)))

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 
-from benchmarks.model_mixes import ROOT
 from benchmarks.peers.bench_memory import DEMO, OUR_IN_PLACE, compare
 from benchmarks.peers.gallocr import (
     IN_PLACE,
@@ -18,6 +17,7 @@ from ggsched.ir import GraphBuilder
 from ggsched.models.graph import build_model_graph
 from ggsched.models.load import load_model
 from ggsched.testing.generators.strategies import graphs
+from tests.support.model_mixes import ROOT
 
 
 def test_the_smallest_block_that_fits_and_of_equals_the_last():

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.bench_planning import topology
 from benchmarks.peers.bench_checkers import litmus_rows, plan_of, sanitizer, small_program
 from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_checker import BEFORE, BitClosure, NetworkxClosure, edges, races
-from benchmarks.stream_graphs import random_wide
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
 from ggsched.testing.plan_mutants import drop_host_syncs, drop_waits
 from ggsched.testing.schedule_policy import EagerPolicy, RandomPolicy
+from tests.support.model_mixes import topology
+from tests.support.stream_graphs import random_wide
 
 CLOSURES = (NetworkxClosure, BitClosure)
 

@@ -4,9 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench_planning import topology
-from benchmarks.model_mixes import LAYERS, MIXES, decode_graph, large_models, large_spec, mix
-from benchmarks.split_sync import split_sync_plan
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32
 from ggsched.passes import Constraints, make_plan
@@ -17,6 +14,16 @@ from ggsched.testing.generators.strategies import graphs
 from ggsched.testing.generators.topologies import ALL_OPS, constraints
 from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import CopyPath, Topology
+from tests.support.model_mixes import (
+    LAYERS,
+    MIXES,
+    decode_graph,
+    large_models,
+    large_spec,
+    mix,
+    topology,
+)
+from tests.support.split_sync import split_sync_plan
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ggsched.ids import show
 from ggsched.trace.perfetto import trace_to_perfetto
 from ggsched.trace.times import timeline_of
 from tests.report.engine import loaded
@@ -35,15 +36,21 @@ def test_a_track_for_each_stream_and_host(both):
 
 def test_slices_are_the_spans(both):
     _, timeline, engine = both
-    rows = engine.query("select name, ts, dur from slice where category in ('launch', 'copy')")
+    rows = engine.query(
+        "select name, ts, dur, extract_arg(arg_set_id, 'args.run') as run, "
+        "extract_arg(arg_set_id, 'args.command') as command "
+        "from slice where category in ('launch', 'copy')"
+    )
     spans = [s for s in timeline.spans if s.kind in ("launch", "copy")]
     assert len(rows) == len(spans) > 0
-    first = min(ts for _, ts, _ in rows)
+    first = min(ts for _, ts, *_ in rows)
     begin = min(s.start_s for s in spans)
-    known = sorted((s.label, round(1e9 * (s.start_s - begin)), s.end_s - s.start_s) for s in spans)
-    for (name, ts, dur), (label, start, length) in zip(sorted(rows), known, strict=True):
-        assert (name, ts - first) == (label, pytest.approx(start, abs=1))
-        assert dur == pytest.approx(1e9 * length, abs=2)
+    slices = {(run, command): slice_ for *slice_, run, command in rows}
+    for span in spans:
+        name, ts, dur = slices.pop((span.run, show("command", span.command)))
+        assert name == span.label
+        assert ts - first == pytest.approx(1e9 * (span.start_s - begin), abs=1.5)
+        assert dur == pytest.approx(1e9 * (span.end_s - span.start_s), abs=2)
 
 
 def test_nodes_lie_in_their_launch(both):

@@ -84,6 +84,23 @@ def test_page_is_of_these_mutants():
     assert named <= known, "run: make mutation"
 
 
+@pytest.mark.parametrize("part", [["--quick"], ["--rules", "EVT-*"], ["--plans", "3"]])
+def test_a_part_of_a_run_is_not_published(part, tmp_path, capsys):
+    page_file = tmp_path / "page.md"
+    with pytest.raises(SystemExit):
+        main([*part, "-o", str(page_file)])
+    assert "-o publishes a whole run" in capsys.readouterr().err
+    assert not page_file.exists()
+
+
+def test_no_column_of_the_page_is_empty():
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.M):
+        rows = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+        assert len({len(row) for row in rows}) == 1, rows[0]
+        for name, *cells in zip(*(rows[:1] + rows[2:]), strict=True):
+            assert set(cells) - {"", "-"}, name
+
+
 def test_page_of_nothing():
     assert "0 of 0 mutants" in page([], [])
 

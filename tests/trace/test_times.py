@@ -1,5 +1,7 @@
 """Times of records: measured by each kind of device, and how they become a timeline."""
 
+import re
+from collections import defaultdict
 from itertools import pairwise
 
 import msgspec
@@ -131,14 +133,24 @@ def test_what_the_host_waited_for_had_ended(traced_plan):
 def test_simulated_times_are_those_of_the_world():
     world = SimWorld([SimConfig(), SimConfig()])
     _, trace = traced_run(world.open_all())
-    known = sorted((round(s.start_s, 9), round(s.end_s, 9)) for s in world.timeline())
-    timed = [s for s in timeline_of(trace).spans if timeline_of(trace).tracks[s.track].device]
-    assert sorted((s.start_s, s.end_s) for s in timed if s.kind != "record") == [
-        (round(s.start_s, 9), round(s.end_s, 9))
-        for s in sorted(world.timeline(), key=lambda s: (s.start_s, s.end_s))
+    known = {
+        (s.device, int(re.match(r"c(\d+) ", s.command)[1])): (s.start_s, s.end_s)
+        for s in world.timeline()
         if s.kind not in ("record", "notice")
-    ]
-    assert known
+    }
+    timeline = timeline_of(trace)
+    timed = defaultdict(list)
+    for span in timeline.spans:
+        device = timeline.tracks[span.track].device
+        if device and span.kind != "record":
+            timed[device].append(span)
+    for device, spans in timed.items():
+        # Commands of a device are numbered as they are enqueued: run by run.
+        spans.sort(key=lambda s: (s.run, s.command))
+        assert [(s.start_s, s.end_s) for s in spans] == [
+            pytest.approx(known[key], rel=0, abs=2e-9) for key in sorted(known) if key[0] == device
+        ]
+    assert sum(map(len, timed.values())) == len(known)
 
 
 def test_simulated_and_real_devices_keep_the_times_of_the_first():

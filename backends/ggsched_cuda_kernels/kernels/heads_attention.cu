@@ -67,8 +67,7 @@ struct NewRows {
     }
     UNROLL for (int j = 0; j < TURNS; j++) {
       i64 f = has_factors ? divided(frequency[j], factor[j]) : frequency[j];
-      u64 whole = ((u64)(i64)position[j] * (u64)f) << 4;
-      float angle = (float)(i32)(whole >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */
+      float angle = angle_of(((u64)(i64)position[j] * (u64)f) << 4);
       sines[j] = SIN(angle) * magnitude, cosines[j] = COS(angle) * magnitude;
     }
   }

@@ -43,7 +43,7 @@ FN void turn_head_(JOB_(), int t, int h) {
   while (i < pairs) {
     if (has_factors) frequency = divided(frequency, READ_F32(factors + tf.off + i * tf.s[3]));
     u64 turns = ((u64)position * (u64)frequency) << 4;
-    float angle = (float)(i32)(turns >> 32) * 1.4629180792671596e-9f; /* 2 pi / 2^32 */
+    float angle = angle_of(turns);
     float s = SIN(angle) * magnitude, c = COS(angle) * magnitude;
     PUT_(FIRST_(i), a * c - b * s);
     PUT_(SECOND_(i), a * s + b * c);

@@ -110,11 +110,12 @@ def place_pinned(work: PlacementTables, constraints: Constraints) -> None:
 def _pin(work: PlacementTables, storage: int, choice: PlacementChoice) -> None:
     home, device = work.home[storage], choice.device
     if (home != device and home >= 0) or not work.able[storage] >> device & 1:
-        raise _cannot_pin(work, storage, device)
+        raise _cannot_pin(work, storage, choice)
     work.home[storage], work.choice[storage] = device, choice
 
 
-def _cannot_pin(work: PlacementTables, storage: int, device: int) -> PlanError:
+def _cannot_pin(work: PlacementTables, storage: int, choice: PlacementChoice) -> PlanError:
+    device = choice.device
     where = f"{show('tensor', storage)} {work.graph.tensors[storage].name!r}"
     name = work.topology.devices[device].name
     if work.home[storage] not in (-1, device):
@@ -122,8 +123,20 @@ def _cannot_pin(work: PlacementTables, storage: int, device: int) -> PlanError:
         return PlanError(
             f"pinned to {name} and to {other}", where=where, hint="remove one of the pins"
         )
+    asked = (
+        (node, (node.op, work.graph.tensors[node.inputs[0]].dtype.name))
+        for node, out in zip(work.graph.nodes, work.out, strict=True)
+        if out == storage
+    )
+    ops = work.topology.devices[device].ops
+    node, lacking = next((node, op) for node, op in asked if not offers(ops, *op))
+    able = [d.name for i, d in enumerate(work.topology.devices) if work.able[storage] >> i & 1]
     return PlanError(
-        f"pinned to {name}, which does not support the nodes that write it", where=where
+        f"{'its home is' if choice.cause == 'owner' else 'pinned to'} {name}, which does not "
+        "support the nodes that write it",
+        where=where,
+        why=f"{work.graph.label(node)} needs {op_key(*lacking)}",
+        hint=f"these do: {', '.join(able)}",
     )
 
 

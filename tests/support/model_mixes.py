@@ -4,25 +4,45 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.bench_planning import topology
-from benchmarks.transformers import MODELS
-from ggsched.ir.dtype import F16
+from ggsched.ir.dtype import F16, GGUF_DTYPES
 from ggsched.ir.graph import Graph
+from ggsched.ir.ops import OPS
 from ggsched.models.graph import build_model_graph, model_needs
 from ggsched.models.hparams import HParams
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, find_homes
 from ggsched.models.spec import ModelSpec, WeightSpec, graph_dtype
 from ggsched.passes.place import Constraints
-from ggsched.topology.model import Topology
+from ggsched.testing.plan_builder import fake_device
+from ggsched.topology import CopyPath, DeviceFacts, Topology, op_key
+from tests.support.transformers import MODELS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     *(f"tests/data/oracle/{name}-tiny-f32.gguf" for name in ("llama", "qwen3moe", "gptoss")),
     "ggsched/data/addition-moe.gguf",
 )
 LAYERS = 32
 MIXES = ("cpu", "gpu", "gpu + cpu, half", "gpu + cpu, experts")
+
+
+def topology() -> Topology:
+    """Return a GPU and a CPU with a direct copy path."""
+    devices = (device_facts("gpu:0", "gpu"), device_facts("cpu:0", "cpu"))
+    copies = {(0, 1): CopyPath(0, 1, 0), (1, 0): CopyPath(1, 0, 0)}
+    return Topology(devices, copies, {(0, 1): "thread", (1, 0): "thread"})
+
+
+def device_facts(name: str, kind: str) -> DeviceFacts:
+    """Return a device of 16 GiB that supports every op on every type of weight."""
+    return fake_device(
+        name,
+        kind=kind,
+        memory_nbytes=1 << 34,
+        alignment=64,
+        is_host=kind == "cpu",
+        ops=frozenset(op_key(op, t.name) for op in OPS for t in GGUF_DTYPES),
+    )
 
 
 def large_models() -> list[HParams]:

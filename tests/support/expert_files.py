@@ -1,8 +1,8 @@
 """GGUF files of well-known models, at their real width, with random blocks of any type.
 
-    python -m benchmarks.expert_files OUT.gguf qwen3next-80b q8_0
-    python -m benchmarks.expert_files OUT.gguf qwen3next-80b q4_k_m --layers 4
-    python -m benchmarks.expert_files OUT.gguf gemma2-9b q4_k_m --layers 8 --vocabulary
+    python -m tests.support.expert_files OUT.gguf qwen3next-80b q8_0
+    python -m tests.support.expert_files OUT.gguf qwen3next-80b q4_k_m --layers 4
+    python -m tests.support.expert_files OUT.gguf gemma2-9b q4_k_m --layers 8 --vocabulary
 
 A matrix repeats a few megabytes of random blocks, so that a file is written as fast as its disk or
 its memory takes it. llama.cpp opens the files too.
@@ -23,8 +23,6 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from benchmarks.model_shapes import SHAPES, Key, Shape
-from benchmarks.random_vocabulary import add_vocabulary
 from ggsched.ir.dtype import F32, DType, dtype_by_name
 from ggsched.models.gguf_file import GgufFile, GgufTensor
 from ggsched.models.graph import model_needs
@@ -32,6 +30,8 @@ from ggsched.models.hparams import HParams
 from ggsched.models.read_hparams import read_hparams
 from ggsched.models.spec import ModelSpec, WeightNeed, WeightSpec
 from ggsched.testing.generators.values import random_blocks
+from tests.support.model_shapes import SHAPES, Key, Shape
+from tests.support.random_vocabulary import add_vocabulary
 
 Source = Callable[[str], npt.NDArray[Any]]
 
@@ -243,7 +243,9 @@ def _write(file: int, at: int, nbytes: int, blocks: memoryview) -> None:
 
 def main() -> None:
     """Write what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.expert_files", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.expert_files", description=__doc__
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("model", choices=SHAPES)
     parser.add_argument("type")

@@ -6,9 +6,27 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.bench_planning import chain, diamonds
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.tensor import Role, Tensor
+
+
+def chain(n: int) -> Graph:
+    """Return x = x + c, n times."""
+    g = GraphBuilder(f"chain {n}")
+    x, c = g.input("x", (16,)), g.weight("c", (16,))
+    for _ in range(n):
+        x = g.add(x, c)
+    return g.build(x)
+
+
+def diamonds(n: int) -> Graph:
+    """Return a row of diamonds, five nodes each."""
+    g = GraphBuilder(f"diamonds {n}")
+    x, c = g.input("x", (16,)), g.weight("c", (16,))
+    for _ in range(n // 5):
+        q, k, v = g.mul(x, c), g.mul(x, c), g.mul(x, c)
+        x = g.add(g.add(q, k), v)
+    return g.build(x)
 
 
 def random_wide(n: int, window: int = 64) -> Graph:
