@@ -23,7 +23,9 @@ from click.shell_completion import shell_complete
 
 from ggsched import __version__
 from ggsched.cli.console import own_results, warn_on_stderr, write_line
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.interruption import is_interruption
+from ggsched.cli.spelling import spelled
 from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
@@ -80,11 +82,15 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a subcommand; of an unknown one, name what was probably meant."""
+        """Find a subcommand, and its options as click knows them; name what was probably meant."""
         close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, 1)
         if close:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
-        return super().resolve_command(ctx, args)
+        name, command, left = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            own = click.Context(command, ctx, name)
+            left = spelled(command, own, left, is_model=isinstance(command, GroupedCommand))
+        return name, command, left
 
 
 def _apart(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -227,6 +233,8 @@ def _refuse(error: click.ClickException) -> int:
     else:
         path = context.command_path if context else "ggsched"
         text = " ".join(message.rstrip(".").split())
+        if isinstance(error, click.NoSuchOption) and path == "ggsched":
+            text += "; options follow a command, as in 'ggsched run -m FILE -p TEXT'"
         write_err(f"ggsched: error: {text} (see: {path} --help)\n")
     return USAGE
 
