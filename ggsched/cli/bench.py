@@ -197,7 +197,9 @@ class _Measurement:
 
     def __post_init__(self) -> None:
         values = [self.options[name] or (None,) for name in _VARIED]
-        self.variants = [dict(zip(_VARIED, chosen, strict=True)) for chosen in product(*values)]
+        every = [dict(zip(_VARIED, chosen, strict=True)) for chosen in product(*values)]
+        alike = [v for v in every if v["cache_type_k"] == v["cache_type_v"]]
+        self.variants = alike or every  # keys and values have one type
 
     @property
     def varied(self) -> tuple[str, ...]:

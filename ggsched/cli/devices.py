@@ -16,7 +16,14 @@ from ggsched.plan.text import nbytes_text
 from ggsched.printable import write_err
 from ggsched.topology.caps import DeviceFacts
 
-_STYLE: Final = {"ready": "green", "blocked": "dim", "unavailable": "yellow"}
+_ON_REQUEST: Final = "when named"
+"""Backends that can be used, and whose devices are there once they are named."""
+_STYLE: Final = {
+    "ready": "green",
+    _ON_REQUEST: "cyan",
+    "blocked": "dim",
+    "unavailable": "yellow",
+}
 _BAD: Final = "bold red"
 
 
@@ -58,7 +65,8 @@ def table(statuses: Sequence[BackendStatus]) -> Table:
     for status in statuses:
         brought_by = " ".join((status.distribution, status.version)).strip()
         if not status.devices:
-            grid.add_row(status.name, _state(status.state), "", "", "", brought_by)
+            state = _ON_REQUEST if status.state == "ready" else status.state
+            grid.add_row(status.name, _state(state), "", "", "", brought_by)
         for device in status.devices:
             grid.add_row(device.name, _state(device.state), *_facts(device.facts))
     return grid

@@ -11,6 +11,7 @@ import errno
 import functools
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ ENVIRONMENT: Final = 3
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
+_OF_COMMAND: Final = re.compile("^ggsched [a-z-]+: ")
+"""Says again where an error is from."""
 _OURS: Final = "ggsched.cli.process_is_ours"
 _OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What writing fails with; a closed pipe apart."""
@@ -235,7 +238,7 @@ def _refuse(error: click.ClickException) -> int:
         text = " ".join(message.rstrip(".").split())
         if isinstance(error, click.NoSuchOption) and path == "ggsched":
             text += "; options follow a command, as in 'ggsched run -m FILE -p TEXT'"
-        write_err(f"ggsched: error: {text} (see: {path} --help)\n")
+        write_line(f"ggsched: error: {text} (see: {path} --help)")
     return USAGE
 
 
@@ -243,7 +246,7 @@ def _report(line: str, code: int) -> int:
     """Say what went wrong, on one line; the traceback only on request."""
     if os.environ.get("GGSCHED_DEBUG", "").strip() in ("1", "2", "3", "4"):
         write_err(traceback.format_exc())
-    write_line(f"ggsched: error: {line}")
+    write_line(f"ggsched: error: {_OF_COMMAND.sub('', line)}")
     return code
 
 

@@ -272,11 +272,13 @@ def open_session(
     devices: "Sequence[str] | Sequence[Device] | None" = None,
     n_parallel: int = 1,
     n_ctx: int = 0,
+    expected: "Callable[[Model], tuple[int, int]] | None" = None,
 ) -> "Session":
     """Open model and devices: those of the options, unless others are given.
 
     ``n_parallel`` is how many sequences there may be at once, ``n_ctx`` the context that counts
-    where the options leave it open; 0 for the model's.
+    where the options leave it open; 0 for the model's. ``expected`` returns the tokens of the
+    prompt and of the answer for which default devices are chosen.
 
     Raises:
         ModelError: the file is not a model that can be run.
@@ -320,6 +322,7 @@ def open_session(
         fit=_fit(options, model, n_ctx) if options.fit else None,
         cache_type=_cache_type(options),
         n_parallel=n_parallel,
+        expected=None if expected is None else expected(model),
     )
     chosen = options.devices if devices is None else devices
     session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)

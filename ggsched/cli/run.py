@@ -28,11 +28,13 @@ from ggsched.cli.sampling_options import sampling_options, take_sampling
 from ggsched.cli.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.models.default_devices import GENERATED
 from ggsched.models.generation import tokens_at_most
 from ggsched.models.stop_text import StopText
 from ggsched.printable import results, write_out
 
 if TYPE_CHECKING:
+    from ggsched.models.load import Model
     from ggsched.models.session import Session
     from ggsched.trace.recorder import Recorder
 
@@ -161,10 +163,19 @@ def run(
         hint = "name it FILE.json, for Perfetto; --html and --report contain more"
         what = "the commands of several machines cannot be written as one trace"
         raise UsageError(what, where=trace, hint=hint)
+    ids: list[int] = []
+
+    def expected(model: "Model") -> tuple[int, int]:
+        ids.extend(model.tokenizer.encode(prompt or "") if tokens is None else tokens)
+        return len(ids), n_predict if n_predict >= 0 else GENERATED
+
+    wanted = ModelOptions(**options)
     with (
         recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
-        open_session(ModelOptions(**options), settings, progress, recorder) as session,
+        open_session(
+            wanted, settings, progress, recorder, expected=None if chat else expected
+        ) as session,
     ):
         if chat:
             from ggsched.cli.chat import Talk, converse
@@ -173,7 +184,6 @@ def run(
             talk = Talk(system, prompt, most, sampling, stops, single_turn)
             converse(session, talk, progress.stop)
             return
-        ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
         _prepare(session, ids, recorder, logits is not None, checks_memory, as_json, sampling)
         fed: list[np.ndarray] = []
         stops_at = StopText(stops)

@@ -179,6 +179,7 @@ class TestBadInput:
 
 
 @pytest.mark.parametrize("first", ['{"a": 1}', "garbage", '{"format": 7}', "[]", None])
+@pytest.mark.usefixtures("narrow")
 def test_a_trace_whose_first_line_is_damaged_is_one_line(tmp_path, capsys, first):
     """Also where it is missing, so that the first record stands in its place."""
     path = tmp_path / "trace.jsonl"

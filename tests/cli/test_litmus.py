@@ -72,6 +72,7 @@ def test_json(litmus):
     assert data[0]["file"].endswith("0.litmus")
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_corpus(capsys):
     assert main(["litmus", *CORPUS]) == 0
     out = capsys.readouterr().out
