@@ -143,14 +143,14 @@ def bench(
         raise KeyboardInterrupt
 
 
-class _Several(click.ParamType):
+class _Several(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
     """Values of a type, with commas between.
 
     Attributes:
         of: The type.
     """
 
-    def __init__(self, of: click.ParamType) -> None:
+    def __init__(self, of: "click.ParamType[Any]") -> None:
         self.of, self.name = of, of.name
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:

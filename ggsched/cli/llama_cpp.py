@@ -81,8 +81,7 @@ _REFUSED: Final = {
     "adapters and control vectors are not implemented; merge them into the model file":
         "--lora V, --lora-scaled V, --control-vector V, --control-vector-scaled V, "
         "--control-vector-layer-range V V, --lora-init-without-apply",
-    "this sampler is not implemented; there are --temp, --top-k, --top-p, --min-p and "
-    "--repeat-penalty":
+    "not implemented; samplers are --temp, --top-k, --top-p, --min-p, --repeat-penalty":
         "--samplers V, --sampler-seq --sampling-seq V, --top-nsigma --top-n-sigma V = -1, "
         "--xtc-probability V = 0, --xtc-threshold V, --typical --typical-p V = 1, "
         "--presence-penalty V = 0, --frequency-penalty V = 0, --dry-multiplier V = 0, "

@@ -61,6 +61,7 @@ class _Words:
     ) -> None:
         self._ctx, self._own, self._foreign, self._left = ctx, own, foreign, left
         self.notes: list[str] = []
+        self._has_model = False
 
     def __iter__(self) -> Iterator[str]:
         """Yield the words for click; note what was ignored."""
@@ -71,6 +72,7 @@ class _Words:
                 yield from self._left
                 return
             if not arg.startswith("-") or arg == "-":
+                self._has_model = True
                 yield arg
                 continue
             name, equals, value = arg.partition("=")
@@ -104,7 +106,10 @@ class _Words:
             self._left.appendleft(value)
         values: list[str] = []
         if option.word is not None:
-            is_given = bool(self._left) and _WORD.fullmatch(self._left[0]) is not None
+            following = self._left[0] if self._left else "-"
+            is_given = _WORD.fullmatch(following) is not None or (
+                option.kind == "means" and self._has_model and not following.startswith("-")
+            )
             values = [self._left.popleft() if is_given else option.word]
         else:
             if len(self._left) < option.n_values:
@@ -136,7 +141,8 @@ class _Words:
                     name in (*p.opts, *p.secondary_opts) for p in command.get_params(self._ctx)
                 ):
                     return f"; 'ggsched {other}' has it"
-        known = sorted(n for n in self._own if n.startswith("--") and len(n) > 3)
+        options = {name for o in self._own.values() for name in (*o.opts, *o.secondary_opts)}
+        known = sorted(n for n in options if n.startswith("--") and len(n) > 3)
         bare = "--" + name.lstrip("-")
         close = [bare] if bare in known else []
         if not close and len(bare) > 4:

@@ -19,7 +19,7 @@ ORDERED = (alloc(0), writes(A, 0), Record(A, 0, H), Wait(B, 0, H), reads(B, 0))
 
 
 @pytest.fixture
-def check(capsys, tmp_path):
+def check(capsys, tmp_path, narrow):
     """Check bytes or a file; return exit code, stdout and stderr."""
 
     def call(content, *options, name="file"):
@@ -179,7 +179,6 @@ class TestBadInput:
 
 
 @pytest.mark.parametrize("first", ['{"a": 1}', "garbage", '{"format": 7}', "[]", None])
-@pytest.mark.usefixtures("narrow")
 def test_a_trace_whose_first_line_is_damaged_is_one_line(tmp_path, capsys, first):
     """Also where it is missing, so that the first record stands in its place."""
     path = tmp_path / "trace.jsonl"

@@ -31,6 +31,7 @@ def litmus(capsys, tmp_path):
     return call
 
 
+@pytest.mark.usefixtures("narrow")
 def test_text(litmus):
     code, out, err = litmus(RACE)
     assert (code, err) == (0, "")
