@@ -8,11 +8,11 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from ggsched.cli.console import messages
+from ggsched.cli.console import messages, write_line
 from ggsched.cli.files import read_text
 from ggsched.cli.interruption import Stopping
 from ggsched.cli.output_files import output_file
-from ggsched.errors import UsageError
+from ggsched.errors import ModelError, UsageError
 from ggsched.models.chat import ChatTemplate, Message
 from ggsched.models.generation import tokens_at_most
 from ggsched.models.stop_text import StopText
@@ -84,10 +84,10 @@ def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) ->
             break
         try:
             conversation.take(line)
-        except UsageError as error:
+        except (UsageError, ModelError) as error:
             if not _is_typed():
                 raise
-            messages().print(f"ggsched: error: {error.one_line()}")
+            write_line(f"ggsched: error: {error.one_line()}")
 
 
 class _Conversation:
@@ -135,9 +135,10 @@ class _Conversation:
         Raises:
             UsageError: the conversation does not fit the context.
         """
-        if not question:
-            return
-        turns = [*self._turns, Message("user", question)]
+        if question:
+            self._answer_last([*self._turns, Message("user", question)])
+
+    def _answer_last(self, turns: list[Message]) -> None:
         ids, fed = self._ids(turns), self._fed
         kept = len(fed) if len(fed) < len(ids) and ids[: len(fed)] == fed else 0
         if not kept:
@@ -155,8 +156,7 @@ class _Conversation:
     def _again(self) -> None:
         if not self._turns or self._turns[-1].role != "assistant":
             raise UsageError("there is no answer yet", where="/regen")
-        *self._turns, question, _ = self._turns
-        self.ask(question.content)
+        self._answer_last(self._turns[:-1])
 
     def _save(self, path: str) -> None:
         turns = [turn._asdict() for turn in self._turns]
