@@ -16,11 +16,10 @@ from ggsched.plan.text import nbytes_text
 from ggsched.printable import write_err
 from ggsched.topology.caps import DeviceFacts
 
-_ON_REQUEST: Final = "when named"
-"""Backends that can be used, and whose devices are there once they are named."""
 _STYLE: Final = {
     "ready": "green",
-    _ON_REQUEST: "cyan",
+    "when named": "cyan",
+    "not installed": "dim",
     "blocked": "dim",
     "unavailable": "yellow",
 }
@@ -65,11 +64,18 @@ def table(statuses: Sequence[BackendStatus]) -> Table:
     for status in statuses:
         brought_by = " ".join((status.distribution, status.version)).strip()
         if not status.devices:
-            state = _ON_REQUEST if status.state == "ready" else status.state
-            grid.add_row(status.name, _state(state), "", "", "", brought_by)
+            grid.add_row(status.name, _state(state_of(status)), "", "", "", brought_by)
         for device in status.devices:
             grid.add_row(device.name, _state(device.state), *_facts(device.facts))
     return grid
+
+
+def state_of(status: BackendStatus) -> str:
+    """Return the state of a backend without devices: nothing is wrong with one not asked for."""
+    if status.state == "ready":
+        return "when named"
+    is_absent = status.reason.startswith("not installed")
+    return "not installed" if is_absent else status.state
 
 
 def remarks(statuses: Sequence[BackendStatus]) -> Iterator[Text]:

@@ -4,6 +4,7 @@
 its tools and of llama-bench, at 2026-11; ``V`` stands for a value.
 """
 
+from functools import cache
 from pathlib import Path
 
 import click
@@ -26,9 +27,13 @@ OTHER_FORMS = {"--slots", "--output", "--check", "--fit", "-h", "--help"}
 """Also options of ggsched, with other values."""
 
 
+COMMANDS = commands()
+
+
+@cache
 def options_of(name):
     found = {}
-    for param in commands()[name].params:
+    for param in COMMANDS[name].params:
         if isinstance(param, click.Option):
             found |= dict.fromkeys((*param.opts, *param.secondary_opts), param)
     return found
@@ -39,7 +44,7 @@ def words(capsys):
     """Spell a command line of a command; return the words, and the note if there is one."""
 
     def call(text, name="run"):
-        command = commands()[name]
+        command = COMMANDS[name]
         context = click.Context(command, click.Context(cli, info_name="ggsched"), name)
         found = spelled(command, context, text.split(), is_model=name in MODEL_COMMANDS)
         return " ".join(found), capsys.readouterr().err
@@ -124,16 +129,18 @@ def test_what_changes_nothing_is_noted(words, given):
     assert words("-fa -fa x")[1].count("\n") == 1
 
 
-@pytest.mark.parametrize("name", sorted({n for n, _ in LISTED} & set(llama_cpp_options())))
-def test_each_is_understood_or_refused_by_its_own_name(words, name):
+def test_each_is_understood_or_refused_by_its_own_name(words):
     """None is taken for another option, and no value of it for the model."""
-    option = llama_cpp_options()[name]
-    given = " ".join([name, *["77"] * (option.n_values if option.word is None else 0), "model"])
-    if option.kind == "refused" and name not in options_of("run") and name != "--slots":
-        with pytest.raises(click.UsageError, match=rf"^{name}: "):
-            words(given)
-    elif name not in options_of("run") and name != "--slots":
-        assert words(given)[0].split()[-1] == "model"
+    for name, option in llama_cpp_options().items():
+        if name in options_of("run") or name == "--slots":
+            continue
+        values = ["77"] * (option.n_values if option.word is None else 0)
+        given = " ".join([name, *values, "model"])
+        if option.kind == "refused":
+            with pytest.raises(click.UsageError, match=rf"^{name}: "):
+                words(given)
+        else:
+            assert words(given)[0].split()[-1] == "model", name
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import shlex
 
 import pytest
 
+from ggsched.backend.registry import BackendStatus
 from ggsched.calibrate.device_rates import NO_TIME
 from ggsched.cli.calibrate import missing_lines
+from ggsched.cli.devices import state_of
 from ggsched.cli.main import main
 from ggsched.ir.user_ops import unregister_op
 from tests.cli.terminal import in_terminal
@@ -70,6 +72,19 @@ def test_devices_that_have_to_be_named_have_a_state_of_their_own(capsys):
     assert main(["devices"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line]
     assert next(row for row in rows if row[0] == "sim")[1:3] == ["when", "named"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "shown"),
+    [
+        ("ready", "it offers no device unless one is named", "when named"),
+        ("unavailable", "not installed: ray", "not installed"),
+        ("unavailable", "no driver answers", "unavailable"),
+        ("broken", "RuntimeError: boom", "broken"),
+    ],
+)
+def test_states_of_backends_without_devices(state, reason, shown):
+    assert state_of(BackendStatus("x", "", "", state, reason)) == shown
 
 
 def test_a_folder_that_is_no_model(capsys, tmp_path, monkeypatch):
