@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ggsched.cli.llama_cpp import llama_cpp_options
 from ggsched.cli.main import cli, main
@@ -95,7 +97,7 @@ def test_reasons_are_one_line_and_say_what_to_do():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("text", "expected"),
     [
         ("-dev CUDA0,CUDA1", "--devices cuda:0,cuda:1,cpu:0"),
         ("--device none", "--devices cpu:0"),
@@ -118,14 +120,14 @@ def test_reasons_are_one_line_and_say_what_to_do():
         ("--slots 3 --memory-effort=1", "--pipeline-buffers 3 --packing-effort 1"),
     ],
 )
-def test_what_becomes_of_words(words, given, expected):
-    assert words(given) == (expected, "")
+def test_what_becomes_of_words(words, text, expected):
+    assert words(text) == (expected, "")
 
 
-@pytest.mark.parametrize("given", ["-fa", "-fa on", "-fa 1", "--flash_attn=auto"])
-def test_what_changes_nothing_is_noted(words, given):
-    name = given.split()[0].partition("=")[0].replace("_", "-")
-    assert words(f"{given} x") == ("x", f"ggsched: note: {name}: attention is always fused here\n")
+@pytest.mark.parametrize("text", ["-fa", "-fa on", "-fa 1", "--flash_attn=auto"])
+def test_what_changes_nothing_is_noted(words, text):
+    name = text.split()[0].partition("=")[0].replace("_", "-")
+    assert words(f"{text} x") == ("x", f"ggsched: note: {name}: attention is always fused here\n")
     assert words("-fa -fa x")[1].count("\n") == 1
 
 
@@ -135,12 +137,28 @@ def test_each_is_understood_or_refused_by_its_own_name(words):
         if name in options_of("run") or name == "--slots":
             continue
         values = ["77"] * (option.n_values if option.word is None else 0)
-        given = " ".join([name, *values, "model"])
+        text = " ".join([name, *values, "model"])
         if option.kind == "refused":
             with pytest.raises(click.UsageError, match=rf"^{name}: "):
-                words(given)
+                words(text)
         else:
-            assert words(given)[0].split()[-1] == "model", name
+            assert words(text)[0].split()[-1] == "model", name
+
+
+VALUED = [
+    name
+    for name, option in options_of("run").items()
+    if not option.is_flag and option.nargs == 1 and name not in llama_cpp_options()
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(VALUED), st.text() | st.sampled_from([*VALUED, "-hf"]))))
+def test_values_are_never_read_as_options(pairs):
+    """Whatever they are, and however they are attached."""
+    context = click.Context(COMMANDS["run"], click.Context(cli, info_name="ggsched"), "run")
+    expected = [word for pair in pairs for word in pair]
+    for given_words in (expected, [f"{name}={value}" for name, value in pairs]):
+        assert spelled(COMMANDS["run"], context, list(given_words), is_model=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,6 +179,6 @@ def test_lists_of_overrides(text, rules):
 
 
 def test_lists_of_keys(capsys):
-    given = "llama.rope.freq_base=float:5e5,general.name=str:x,y"
-    assert main(["plan", "tests/data/oracle/llama-tiny-f32.gguf", "--override-kv", given]) in (0, 2)
+    keys = "llama.rope.freq_base=float:5e5,general.name=str:x,y"
+    assert main(["plan", "tests/data/oracle/llama-tiny-f32.gguf", "--override-kv", keys]) in (0, 2)
     assert "--override-kv" not in capsys.readouterr().err
