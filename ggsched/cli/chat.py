@@ -71,12 +71,10 @@ def converse(session: "Session", talk: Talk, before_text: Callable[[], None]) ->
         KeyboardInterrupt: Ctrl-C at the prompt, or twice during an answer.
     """
     conversation = _Conversation(session, talk, before_text)
+    if _is_typed():
+        messages().print(_HINT)
     if talk.first is not None:
         conversation.ask(talk.first)
-    else:
-        before_text()
-        if _is_typed():
-            messages().print(_HINT)
     while not (talk.is_single and conversation.answers):
         before_text()
         line = _question()
