@@ -16,6 +16,8 @@ from ggsched.topology.cost import ELEMENTS, KernelRate, Rates, rates_of
 Note = Callable[[str], None]
 """Called with what is being measured."""
 
+NO_TIME: Final = "no time was left"
+"""Why a rate was not measured."""
 _LINKS: Final = 16
 _MEASUREMENTS: Final = 6
 """For each sort of rate, what is not timed (filling memory, compiling) counted as timed."""
@@ -78,7 +80,7 @@ def measure_rates(
         work.left = _MEASUREMENTS * (len(steps) - number)
         try:
             if allowance.is_spent:
-                missing.append(f"{what}: no time was left")
+                missing.append(f"{what}: {NO_TIME}")
             else:
                 step(work)
         except GgschedError as error:

@@ -1,7 +1,8 @@
 """``ggsched calibrate``: measure this machine's rates and keep them for planning."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ggsched.calibrate.device_rates import NO_TIME
 from ggsched.cli.console import messages, output, write_json
 from ggsched.cli.options import RenamedOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
@@ -92,9 +94,18 @@ def calibrate(
     console.print(_rates_table(found))
     console.print()
     console.print(_links_table(found))
-    for line in found.missing:
-        console.print(f"not measured: {line}")
+    for line in missing_lines(found.missing):
+        console.print(line)
     console.print(f"{found.seconds:.1f} s; kept in {target}", soft_wrap=True)
+
+
+def missing_lines(missing: Sequence[str]) -> Iterator[str]:
+    """Yield what was not measured, what lacked time as a number for each device."""
+    late = Counter(m.partition(": ")[0] for m in missing if m.endswith(NO_TIME))
+    yield from (f"not measured: {m}" for m in missing if not m.endswith(NO_TIME))
+    if late:
+        counts = ", ".join(f"{count} rates of {name}" for name, count in late.items())
+        yield f"not measured, since no time was left: {counts}; a larger --time-budget measures all"
 
 
 def _target(path: str | None, setting: str) -> Path:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
-from ggsched.cli.console import write_json
+from ggsched.cli.console import columns, write_json
 from ggsched.cli.files import as_text, read_bytes, read_text
 from ggsched.cli.options import json_option, option
 from ggsched.errors import GraphError, PlanError, UsageError
@@ -40,7 +40,7 @@ def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:
     if as_json:
         write_json(_as_json(file, kind, reports))
     else:
-        write_out("".join(report.to_text() for report in reports))
+        write_out("".join(report.to_text(columns()) for report in reports))
     return 0 if all(report.is_clean for report in reports) else _FINDING
 
 

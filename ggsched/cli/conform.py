@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -87,7 +88,7 @@ def conform(
     if as_json:
         write_json(report.to_json())
     else:
-        _show(report)
+        _show(report, kit)
     return 0 if report.ok else _FINDING
 
 
@@ -147,13 +148,15 @@ def _log_result(result: "CaseResult") -> None:
     )
 
 
-def _show(report: "ConformanceReport") -> None:
+def _show(report: "ConformanceReport", kit: KitRun) -> None:
     from ggsched.testing.conformance.report import explain
 
     console = output()
+    options = "" if kit.max_examples == _EXAMPLES else f" --max-examples {kit.max_examples}"
+    options += "" if kit.op is None else f" --op {quote(kit.op)}"
     console.print(table(report))
     for result in report.findings:
-        write_out("\n" + "\n".join(explain(result, report.name)) + "\n")
+        write_out("\n" + "\n".join(explain(result, report.name, options)) + "\n")
     for line in report.stale:
         console.print(f"\nstale waiver: {line}")
     console.print("\n" + conclusion(report))

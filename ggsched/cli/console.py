@@ -1,7 +1,7 @@
 """Where text goes: results on stdout, everything else on stderr.
 
 Colours and progress bars only on a terminal, and no colours where ``NO_COLOR`` is set (rich sees
-to both). Off a terminal everything fits 80 columns.
+to both). Lines are folded on a terminal only: what goes into a pipe is searched line by line.
 """
 
 import errno
@@ -9,9 +9,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from textwrap import fill
 from typing import Any, Final, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -26,7 +27,40 @@ from ggsched.printable import (
     write_out,
 )
 
-WIDTH: Final = 80
+NO_LIMIT: Final = 1 << 16
+"""Columns off a terminal."""
+
+
+def columns(file: TextIO | None = None) -> int:
+    """Return the columns that lines are folded to: of a terminal, else more than lines have.
+
+    Args:
+        file: Where the lines go; None for results.
+    """
+    file = results() if file is None else file
+    return Console(file=file).width if is_terminal(file) else NO_LIMIT
+
+
+def folded(text: str, limit: int, indent: int = 0) -> str:
+    """Return a line folded at words, where it is longer than a limit.
+
+    Args:
+        text: The line.
+        limit: Columns.
+        indent: Of all rows but the first.
+    """
+    return fill(
+        text,
+        limit,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def write_folded(text: str, indent: int = 0) -> None:
+    """Write a line of results, folded on a terminal."""
+    write_out(folded(text, columns(), indent) + "\n")
 
 
 class Terminal(Console):
@@ -55,18 +89,26 @@ def output() -> Console:
     return _console(results())
 
 
-_LIVE: Final[ContextVar[Console | None]] = ContextVar("live", default=None)
+_LIVE: Final[ContextVar[tuple[Console, Callable[[], None]] | None]] = ContextVar(
+    "live", default=None
+)
 
 
 def messages() -> Console:
     """Return the console for everything else, on stderr: that of the live line if there is one."""
-    return _LIVE.get() or _console(sys.stderr)
+    live = _LIVE.get()
+    return _console(sys.stderr) if live is None else live[0]
 
 
 @contextmanager
-def live_on(console: Console) -> Iterator[None]:
-    """Let messages go through the console of a live line, which moves out of their way."""
-    token = _LIVE.set(console)
+def live_on(console: Console, stop: Callable[[], None]) -> Iterator[None]:
+    """Let messages go through the console of a live line, which moves out of their way.
+
+    Args:
+        console: Of the live line.
+        stop: Ends it; called before JSON is written.
+    """
+    token = _LIVE.set((console, stop))
     try:
         yield
     finally:
@@ -74,10 +116,8 @@ def live_on(console: Console) -> Iterator[None]:
 
 
 def _console(file: TextIO) -> Console:
-    console = Terminal(file=file, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    return console
+    width = columns(file)
+    return Terminal(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def warn_on_stderr() -> None:
@@ -130,12 +170,12 @@ def _moved_stdout() -> int | None:
 
 
 def write_line(text: str) -> None:
-    """Write a message on a line of its own on stderr."""
+    """Write a message on lines of its own on stderr, folded at words on a terminal."""
     lines = _lines()
     if lines is not None and lines.is_line_open and is_terminal(sys.stderr):
         write_err("\n")
         lines.is_line_open = False
-    write_err(text + "\n")
+    write_err(folded(text, columns(sys.stderr)) + "\n")
 
 
 def leave_line_open(is_open: bool) -> None:
@@ -170,6 +210,9 @@ def _lines() -> _Lines | None:
 
 def write_json(data: Any) -> None:
     """Write plain data as JSON on stdout, the same bytes for the same data off a terminal."""
+    live = _LIVE.get()
+    if live is not None:
+        live[1]()
     on_terminal = is_terminal(results())
     text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=on_terminal)
     write_out(text.replace("\x7f", "\\u007f") + "\n")

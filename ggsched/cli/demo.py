@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ggsched.backend.registry import BackendStatus, discover
-from ggsched.cli.console import output, write_json
+from ggsched.cli.console import columns, output, write_json
 from ggsched.cli.model_file import BUNDLED, bundled_model
 from ggsched.cli.options import device_names, json_option, option
 from ggsched.cli.planning_options import streams_option
@@ -147,7 +147,7 @@ def _introduce(session: "Session", devices: Sequence[str], missing: Sequence[str
     for remark in missing:
         console.print(f"          {remark}")
     console.print("\nThe plan of one decoding step:\n")
-    write_out(plan_text(plan) + "\n")
+    write_out(plan_text(plan, width=columns()) + "\n")
     report = check_plan(plan)
     if not report.is_clean:
         raise InternalError("the sanitizer found a defect in the plan", where=plan.name)

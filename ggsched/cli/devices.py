@@ -16,7 +16,13 @@ from ggsched.plan.text import nbytes_text
 from ggsched.printable import write_err
 from ggsched.topology.caps import DeviceFacts
 
-_STYLE: Final = {"ready": "green", "blocked": "dim", "unavailable": "yellow"}
+_STYLE: Final = {
+    "ready": "green",
+    "when named": "cyan",
+    "not installed": "dim",
+    "blocked": "dim",
+    "unavailable": "yellow",
+}
 _BAD: Final = "bold red"
 
 MAX_NAMED: Final = 4
@@ -61,10 +67,18 @@ def table(statuses: Sequence[BackendStatus]) -> Table:
     for status in statuses:
         brought_by = " ".join((status.distribution, status.version)).strip()
         if not status.devices:
-            grid.add_row(status.name, _state(status.state), "", "", "", brought_by)
+            grid.add_row(status.name, _state(state_of(status)), "", "", "", brought_by)
         for device in status.devices:
             grid.add_row(device.name, _state(device.state), *_facts(device.facts))
     return grid
+
+
+def state_of(status: BackendStatus) -> str:
+    """Return the state of a backend without devices: nothing is wrong with one not asked for."""
+    if status.state == "ready":
+        return "when named"
+    is_absent = status.reason.startswith("not installed")
+    return "not installed" if is_absent else status.state
 
 
 def remarks(statuses: Sequence[BackendStatus]) -> Iterator[Text]:

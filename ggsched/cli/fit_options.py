@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from ggsched.cli.options import option
+from ggsched.cli.options import option, switch
 from ggsched.config import read_size
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ def margin(text: str) -> Margin:
 
 
 FIT_OPTIONS: Final = (
-    click.option(
+    option(
         "--fit",
-        is_flag=True,
-        help="Choose what is not given of -ngl, --n-cpu-moe and -c so that everything fits the "
-        "memory that is free, the fastest way by the cost model, and say why.",
+        "Choose what is not given of -ngl, --n-cpu-moe and -c so that everything fits the "
+        "memory that is free, the fastest way by the cost model, and say why; --fit alone is on.",
+        switch,
+        "off",
+        metavar="on|off",
     ),
     option(
         "--fit-margin",

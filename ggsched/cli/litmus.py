@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
 
-from ggsched.cli.console import WIDTH, write_json
+from ggsched.cli.console import write_folded, write_json
 from ggsched.cli.files import read_text
 from ggsched.cli.options import json_option
 from ggsched.cli.spread_options import shown_results, spread_options, text_digest
@@ -85,8 +84,7 @@ def _write(verdicts: Sequence["BlockVerdict"], quiet: bool) -> None:
         lines = [j.witness, f"fix: {j.fix}" if j.fix else ""]
         lines += [f"explorer: {j.explored.what}" if j.explored.what and not j.agree else ""]
         for line in filter(None, lines):
-            folded = wrap(line, WIDTH - 4, subsequent_indent="  ", break_on_hyphens=False)
-            write_out("".join(f"    {part}\n" for part in folded))
+            write_folded(f"    {line}", indent=6)
     wrong = sum(not j.is_as_stated for j in verdicts)
     agree = "agree" if all(j.agree for j in verdicts) else "disagree"
     write_out(f"{len(verdicts)} verdicts, {wrong} not as stated, checker and explorer {agree}\n")

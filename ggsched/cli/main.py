@@ -11,6 +11,7 @@ import errno
 import functools
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from click.shell_completion import shell_complete
 
 from ggsched import __version__
 from ggsched.cli.console import own_results, warn_on_stderr, write_line
+from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.interruption import is_interruption
+from ggsched.cli.spelling import spelled
 from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
@@ -35,6 +38,8 @@ ENVIRONMENT: Final = 3
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
+_OF_COMMAND: Final = re.compile("^ggsched [a-z-]+: ")
+"""Says again where an error is from."""
 _OURS: Final = "ggsched.cli.process_is_ours"
 _OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What writing fails with; a closed pipe apart."""
@@ -80,11 +85,15 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a subcommand; of an unknown one, name what was probably meant."""
+        """Find a subcommand, and its options as click knows them; name what was probably meant."""
         close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, 1)
         if close:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
-        return super().resolve_command(ctx, args)
+        name, command, left = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            own = click.Context(command, ctx, name)
+            left = spelled(command, own, left, is_model=isinstance(command, GroupedCommand))
+        return name, command, left
 
 
 def _apart(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -227,7 +236,9 @@ def _refuse(error: click.ClickException) -> int:
     else:
         path = context.command_path if context else "ggsched"
         text = " ".join(message.rstrip(".").split())
-        write_err(f"ggsched: error: {text} (see: {path} --help)\n")
+        if isinstance(error, click.NoSuchOption) and path == "ggsched":
+            text += "; options follow a command, as in 'ggsched run -m FILE -p TEXT'"
+        write_line(f"ggsched: error: {text} (see: {path} --help)")
     return USAGE
 
 
@@ -235,7 +246,7 @@ def _report(line: str, code: int) -> int:
     """Say what went wrong, on one line; the traceback only on request."""
     if os.environ.get("GGSCHED_DEBUG", "").strip() in ("1", "2", "3", "4"):
         write_err(traceback.format_exc())
-    write_line(f"ggsched: error: {line}")
+    write_line(f"ggsched: error: {_OF_COMMAND.sub('', line)}")
     return code
 
 

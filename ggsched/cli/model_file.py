@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from contextlib import AbstractContextManager
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -18,6 +19,8 @@ DEMO: Final = "demo"
 EXAMPLE: Final = 'ggsched run demo -p "417+385="'
 """What it can do."""
 
+_NEXT_KEY: Final = re.compile(r",(?=[\w.]+=(?:int|float|bool|str):)")
+
 _BY_OPTION: Final = "ggsched.model"
 
 
@@ -29,6 +32,11 @@ def bundled_model() -> AbstractContextManager[Path]:
 def is_bundled(path: str) -> bool:
     """Whether it is the path of that model."""
     return os.path.basename(path) == BUNDLED
+
+
+def key_values(text: str) -> tuple[tuple[str, Value], ...]:
+    """Read one or several, with commas between; those within a text stay."""
+    return tuple(map(key_value, _NEXT_KEY.split(text)))
 
 
 def key_value(text: str) -> tuple[str, Value]:

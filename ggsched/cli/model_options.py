@@ -10,7 +10,7 @@ import click
 from ggsched.cli.console import messages
 from ggsched.cli.expert_options import EXPERT_OPTIONS
 from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
-from ggsched.cli.model_file import MODEL_FILE, Value, key_value
+from ggsched.cli.model_file import MODEL_FILE, Value, key_values
 from ggsched.cli.options import (
     Override,
     RenamedOption,
@@ -18,7 +18,7 @@ from ggsched.cli.options import (
     devices_option,
     one_of,
     option,
-    override,
+    overrides,
     shares,
     with_options,
 )
@@ -77,7 +77,7 @@ class ModelOptions:
     n_gpu_layers: int | None
     n_cpu_moe: int
     cpu_moe: bool
-    overrides: tuple[Override, ...]
+    overrides: tuple[tuple[Override, ...], ...]
     tensor_split: tuple[float, ...] | None
     split_by: Literal["memory", "cost", "equal"] | None
     split_mode: Literal["layer", "tensor"]
@@ -95,7 +95,7 @@ class ModelOptions:
     fit_margin: Margin
     verify: bool | None
     weights: Literal["expand", "packed"]
-    metadata: tuple[tuple[str, Value], ...]
+    metadata: tuple[tuple[tuple[str, Value], ...], ...]
     cache_type_k: "CacheType"
     cache_type_v: "CacheType"
 
@@ -107,6 +107,8 @@ def _layers(text: str) -> int | None:
         number = int(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is neither a number of layers nor 'all'") from None
+    if number == -1:
+        return None
     if number < 0:
         raise click.BadParameter(f"{number} layers: a number of layers is not negative")
     return number
@@ -142,8 +144,8 @@ _OPTIONS: Final = (
     option(
         "-ot --override-tensor overrides",
         "Put matching weights and caches on a device. May be repeated; the first match wins.",
-        override,
-        metavar="REGEX=DEVICE",
+        overrides,
+        metavar="REGEX=DEVICE,...",
         multiple=True,
     ),
     option(
@@ -214,8 +216,8 @@ _OPTIONS: Final = (
     option(
         "--override-kv metadata",
         "Replace a key of the metadata; TYPE is int, float, bool or str. May be repeated.",
-        key_value,
-        metavar="KEY=TYPE:VALUE",
+        key_values,
+        metavar="KEY=TYPE:VALUE,...",
         multiple=True,
     ),
     click.option(
@@ -269,10 +271,14 @@ def open_session(
     recorder: "Recorder | None" = None,
     devices: "Sequence[str] | Sequence[Device] | None" = None,
     n_parallel: int = 1,
+    n_ctx: int = 0,
+    expected: "Callable[[Model], tuple[int, int]] | None" = None,
 ) -> "Session":
     """Open model and devices: those of the options, unless others are given.
 
-    ``n_parallel`` is how many sequences there may be at once.
+    ``n_parallel`` is how many sequences there may be at once, ``n_ctx`` the context that counts
+    where the options leave it open; 0 for the model's. ``expected`` returns the tokens of the
+    prompt and of the answer for which default devices are chosen.
 
     Raises:
         ModelError: the file is not a model that can be run.
@@ -284,15 +290,17 @@ def open_session(
     from ggsched.models.session import Session, SessionOptions
     from ggsched.passes.experts.policy import ExpertPolicy
 
-    overrides = dict(options.metadata)
-    model = load_model(options.model, weights=options.weights, overrides=overrides)
-    hp = model.hparams
+    metadata = dict(pair for pairs in options.metadata for pair in pairs)
+    model = load_model(options.model, weights=options.weights, overrides=metadata)
+    hp, n_ctx = model.hparams, 0 if options.n_ctx else n_ctx
     offload = Offload(
         n_gpu_layers=options.n_gpu_layers,
         n_cpu_moe=hp.n_layer if options.cpu_moe else options.n_cpu_moe,
         tensor_split=options.tensor_split,
         split_by=options.split_by,
-        overrides=tuple(OverrideRule(o.pattern, o.device) for o in options.overrides),
+        overrides=tuple(
+            OverrideRule(o.pattern, o.device) for rules in options.overrides for o in rules
+        ),
         experts=ExpertPolicy(
             options.op_offload, options.expert_staging_buffers, options.expert_cache
         ),
@@ -302,7 +310,7 @@ def open_session(
             settings, verify=options.verify, sanitize="plan" if options.verify else "off"
         )
     sizes = SessionOptions(
-        n_ctx=_context(options.n_ctx, model),
+        n_ctx=n_ctx or _context(options.n_ctx, model),
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
         pipelining=options.pipelining,
@@ -311,9 +319,10 @@ def open_session(
         placement=options.placement,
         split_mode=options.split_mode,
         group_size=options.tensor_group,
-        fit=_fit(options, model) if options.fit else None,
+        fit=_fit(options, model, n_ctx) if options.fit else None,
         cache_type=_cache_type(options),
         n_parallel=n_parallel,
+        expected=None if expected is None else expected(model),
     )
     chosen = options.devices if devices is None else devices
     session = Session(model, chosen, sizes, settings=settings, progress=progress, recorder=recorder)
@@ -326,11 +335,11 @@ def open_session(
     return session
 
 
-def _fit(options: ModelOptions, model: "Model") -> "FitRequest":
+def _fit(options: ModelOptions, model: "Model", n_ctx: int) -> "FitRequest":
     return fit_request(
-        _context(options.n_ctx, model),
+        n_ctx or _context(options.n_ctx, model),
         options.fit_margin,
-        is_context_given=bool(options.n_ctx),
+        is_context_given=bool(options.n_ctx or n_ctx),
         are_layers_given=options.n_gpu_layers is not None,
         are_experts_given=bool(options.cpu_moe or options.n_cpu_moe),
     )

@@ -4,9 +4,8 @@ llama.cpp's words have one dash and several letters. click takes them as they ar
 short word first, the long one next and the parameter's name last, as in
 ``option("-ngl --n-gpu-layers n_gpu_layers", "Layers ...", at_least(0))``. What follows from it:
 
-* ``-ngl 3`` and ``-ngl=3`` are the same; ``-ngl3`` is not understood.
-* A word wins over letters, so ``-n``, ``-ngl``, ``-c`` and ``-cpu`` live side by side, and
-  ``-n16`` still means ``-n 16``. Letters cannot be bundled into a word that exists.
+* ``-ngl 3`` and ``-ngl=3`` are the same; ``-ngl3`` is not understood, but ``-n16`` is ``-n 16``.
+* A word is an option or an error: ``-fa`` is never ``-f a`` (``ggsched.cli.spelling``).
 * A value that begins with a dash is taken as a value: ``--temp -1``.
 
 Values with a grammar are read by the functions below, given as ``type=``. They raise
@@ -55,6 +54,22 @@ def one_of(*words: str) -> click.Choice[str]:
     return click.Choice(words)
 
 
+def switch(text: str) -> bool:
+    """Read ``on`` or ``off``."""
+    if text not in ("on", "off"):
+        raise click.BadParameter(f"{text!r} is neither 'on' nor 'off'")
+    return text == "on"
+
+
+def tokens_to_generate(text: str) -> int:
+    """Read a number of tokens; -1 is as many as come, -2 what fills the context."""
+    if text in ("-1", "-2"):
+        return int(text)
+    if not (text.isascii() and text.isdigit()):
+        raise click.BadParameter(f"{text!r} is neither a number of tokens nor -1 or -2")
+    return int(text)
+
+
 def with_options(function: F, options: Sequence[Callable[[F], F]]) -> F:
     """Return a command with these options, in this order."""
     return reduce(lambda made, add: add(made), reversed(options), function)
@@ -71,25 +86,7 @@ class RenamedOption(click.Option):
 
     def __init__(self, *args: Any, old: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._old = old
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Register the option's names, and let the parser read the old one as the new one.
-
-        The parser does not know the old name, so that it never proposes it for a misspelt one.
-        """
-        super().add_to_parser(parser, ctx)
-        parse, new = parser.parse_args, max(self.opts, key=len)
-
-        def renamed(arg: str) -> str:
-            name, equals, value = arg.partition("=")
-            return f"{new}{equals}{value}" if name == self._old else arg
-
-        def parse_args(args: list[str]) -> Any:
-            end = args.index("--") if "--" in args else len(args)
-            return parse([*map(renamed, args[:end]), *args[end:]])
-
-        parser.parse_args = parse_args
+        self.old = old
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +121,25 @@ def whole_numbers(text: str) -> tuple[int, ...]:
 def shares(text: str) -> tuple[float, ...]:
     """Read ``3,1``: shares of several devices, of which one at least is above 0."""
     try:
-        numbers = tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(part) for part in re.split("[,/]", text))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of shares such as 3,1") from None
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not any(numbers):
         raise click.BadParameter(f"{text!r}: shares are 0 or more, and not all 0")
     return numbers
+
+
+def overrides(text: str) -> tuple[Override, ...]:
+    """Read ``REGEX=DEVICE,...``; a comma within REGEX, as in ``{1,2}``, stays."""
+    rules, left = [], ""
+    for part in re.split("([,;])", text):
+        left += part if left or part not in ",;" else ""
+        if "=" in part:
+            rules.append(override(left))
+            left = ""
+    if left:
+        override(left)  # raises: it names no device
+    return tuple(rules)
 
 
 def override(text: str) -> Override:

@@ -83,9 +83,10 @@ def _row(option: click.Option) -> str:
 def _value(option: click.Option) -> str:
     if option.metavar:
         return _cell(option.metavar)
-    if isinstance(option.type, click.Choice):
-        return _cell("|".join(map(str, option.type.choices)))
-    return "N" if isinstance(option.type, click.IntRange) else "TEXT"
+    kind = getattr(option.type, "of", option.type)  # of several with commas between
+    if isinstance(kind, click.Choice):
+        return _cell("|".join(map(str, kind.choices)))
+    return "N" if isinstance(kind, click.IntRange) else "TEXT"
 
 
 def _operand(argument: click.Argument) -> str:

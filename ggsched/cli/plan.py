@@ -1,12 +1,12 @@
 """``ggsched plan``: make the plan of a model's micro-batch, without running or loading it."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggsched.cli.console import WIDTH
+from ggsched.cli.console import messages, write_folded
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import ModelOptions, model_options, open_session
 from ggsched.cli.onnx_plan import onnx_plan_options
@@ -21,7 +21,10 @@ from ggsched.cli.planning_options import planning_options
 from ggsched.cli.topology_file import topology_option, written_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.printable import write_out
+from ggsched.models.default_devices import GENERATED
+
+if TYPE_CHECKING:
+    from ggsched.models.session import Session
 
 
 @click.command(cls=GroupedCommand)
@@ -85,7 +88,10 @@ def plan(
         settings = replace(settings, verify=False, sanitize="off")  # nothing is going to run
     wanted = ModelOptions(**options)
     devices = written_devices(topology, wanted.devices)
-    with open_session(wanted, settings, devices=devices) as session:
+    expected = (prompt_tokens, n_predict) if memory else (n_tokens, 0)
+    with open_session(wanted, settings, devices=devices, expected=_expected(*expected)) as session:
+        if session.default_devices is not None and not as_json:
+            messages().print(session.default_devices.reason(), soft_wrap=True)
         if memory:
             print_memory(session, prompt_tokens, n_predict, as_json=as_json)
             return
@@ -111,8 +117,18 @@ def plan(
             write_dot(made, dot)
         print_plan(made, as_json=as_json, verbose=verbose)
         if verbose and not as_json:
-            names = [d.name for d in session.scheduler.topology.devices]
-            for name, device in session.homes.devices.items():
-                reason = session.homes.reasons[name]
-                line = f"home  {names[device]:<10} {name:<32} {reason}"
-                write_out(fill(line, WIDTH, subsequent_indent=6 * " ") + "\n")
+            _print_homes(session)
+
+
+def _expected(prompt: int | None, answer: int) -> Callable[[object], tuple[int, int]] | None:
+    """Return what returns the tokens that devices are chosen for; None for those of a run."""
+    if prompt is None or prompt + answer <= 1:
+        return None
+    return lambda _model: (prompt, answer if answer >= 0 else GENERATED)
+
+
+def _print_homes(session: "Session") -> None:
+    names = [d.name for d in session.scheduler.topology.devices]
+    for name, device in session.homes.devices.items():
+        reason = session.homes.reasons[name]
+        write_folded(f"home  {names[device]:<10} {name:<32} {reason}", indent=6)

@@ -9,6 +9,7 @@ from msgspec import to_builtins
 from ggsched.cli.console import output, write_json
 from ggsched.cli.options import option
 from ggsched.ir.graph import Node
+from ggsched.ir.tensor import Role
 from ggsched.plan.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
         data["reason"] = _rule(session, reasons.cause, reasons.detail)
         data["candidates"] = to_builtins(reasons.candidates)
         data["result"] = _places(places_of(plan, graph.tensors[subject.output].storage))
+        data["no_alternative"] = _no_alternative(session, plan)
         return data
     root = graph.tensors[subject.storage]
     now, others = explain_home(graph, plan, root, constraints, session.rates, replan)
@@ -81,9 +83,24 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
         "places": _places(places_of(plan, root.id)),
         "step_s": now,
         "alternatives": [asdict(other) for other in others],
+        "no_alternative": _no_alternative(session, plan, is_input=root.role is Role.INPUT),
         "rates": session.rates.source,
         "candidates": to_builtins(plan.placement.candidates),
     }
+
+
+def _no_alternative(session: "Session", plan: Any, *, is_input: bool = False) -> str:
+    """Return why there are no alternatives, or "" if there are."""
+    if is_input:
+        return "an input is set by the host, and has no home of its own"
+    if len(plan.devices) > 1:
+        return ""
+    only = f"{plan.devices[0].name} is the only device in use"
+    chosen = session.default_devices
+    others = [c.name for c in chosen.candidates if c.name not in chosen.names] if chosen else []
+    if not others:
+        return only
+    return f"{only}; chosen among others, see above: --devices {plan.devices[0].name},{others[0]}"
 
 
 def _rule(session: "Session", cause: str, detail: str) -> str:
@@ -135,8 +152,8 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
     yield f"elsewhere (by {data['rates']})"
     for other in data["alternatives"]:
         yield _alternative(other)
-    if not data["alternatives"]:
-        yield "  there is no other device, or it has no home of its own"
+    if data["no_alternative"]:
+        yield f"  {data['no_alternative']}"
     if data["candidates"]:
         yield "placements of the whole graph that were compared"
     for found in data["candidates"]:

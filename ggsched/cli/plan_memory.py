@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from ggsched.cli.console import output, write_json
-from ggsched.cli.options import at_least, option, with_options
+from ggsched.cli.options import at_least, option, tokens_to_generate, with_options
 from ggsched.errors import UsageError
 from ggsched.plan.splits import HOST
 
@@ -33,9 +33,10 @@ _OPTIONS: Final = (
     ),
     option(
         "-n --predict --n-predict n_predict",
-        "For --memory: tokens that are generated greedily.",
-        at_least(0),
-        32,
+        "For --memory: tokens that are generated greedily; -1 or -2: what fills the context.",
+        tokens_to_generate,
+        "32",
+        metavar="N",
     ),
 )
 
@@ -54,6 +55,9 @@ def print_memory(
         UsageError: a prompt that the context does not hold.
     """
     n_ctx = session.options.n_ctx
+    if n_predict < 0:
+        prompt_tokens = prompt_tokens or 1
+        n_predict = max(0, n_ctx - prompt_tokens) + 1
     if prompt_tokens is None:
         prompt_tokens = max(1, n_ctx - max(0, n_predict - 1))
     if prompt_tokens > n_ctx:

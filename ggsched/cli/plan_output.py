@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ggsched.cli.console import columns
 from ggsched.cli.output_files import output_file
 from ggsched.errors import UsageError
 from ggsched.printable import write_out
@@ -51,5 +52,9 @@ def print_plan(plan: "Plan", *, as_json: bool, verbose: bool) -> None:
     from ggsched.plan.codec import plan_to_json
     from ggsched.plan.text import plan_text
 
-    text = plan_to_json(plan).decode() if as_json else plan_text(plan, verbose=verbose)
+    text = (
+        plan_to_json(plan).decode()
+        if as_json
+        else plan_text(plan, verbose=verbose, width=columns())
+    )
     write_out(text + "\n")

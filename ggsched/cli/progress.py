@@ -65,8 +65,8 @@ def loading(console: Console, what: str = "opening devices") -> Iterator[Busy]:
         redirect_stdout=False,
         redirect_stderr=True,
     )
-    with live_on(console), live:
-        busy = Busy(live)
+    busy = Busy(live)
+    with live_on(console, busy.stop), live:
         try:
             yield busy
         finally:

@@ -1,7 +1,8 @@
 """``ggsched run``: run a model file over devices."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
@@ -17,8 +18,8 @@ from ggsched.cli.model_options import (
     model_options,
     open_session,
 )
-from ggsched.cli.onnx_options import onnx_options
-from ggsched.cli.options import at_least, json_option, option, whole_numbers
+from ggsched.cli.onnx_options import is_given, onnx_options
+from ggsched.cli.options import at_least, json_option, option, tokens_to_generate, whole_numbers
 from ggsched.cli.output_files import check_writable, output_file
 from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
@@ -27,12 +28,19 @@ from ggsched.cli.sampling_options import sampling_options, take_sampling
 from ggsched.cli.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.models.default_devices import GENERATED
+from ggsched.models.generation import tokens_at_most
 from ggsched.models.stop_text import StopText
 from ggsched.printable import results, write_out
 
 if TYPE_CHECKING:
+    from ggsched.models.load import Model
     from ggsched.models.session import Session
     from ggsched.trace.recorder import Recorder
+
+
+_ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_ESCAPE: Final = re.compile(r"""\\([ntr\\'"])""")
 
 
 @click.command(cls=GroupedCommand)
@@ -45,10 +53,24 @@ if TYPE_CHECKING:
     whole_numbers,
     metavar="1,2,3",
 )
-@option("-n --predict --n-predict n_predict", "Tokens to generate at most.", at_least(0), 32)
+@click.option(
+    "-e",
+    "--escape/--no-escape",
+    "escapes",
+    default=False,
+    help=r"Read \n, \t, \r, \\, \' and \" in -p as what they stand for.",
+)
+@option(
+    "-n --predict --n-predict n_predict",
+    "Tokens to generate at most; -1: until the model ends the text or the context is full, which "
+    "--context-shift prevents; -2: until it is full.",
+    tokens_to_generate,
+    "32",
+    metavar="N",
+)
 @sampling_options
 @option(
-    "--stop stops",
+    "-r --reverse-prompt --stop stops",
     "End the text at this string, which is not written. May be repeated.",
     metavar="TEXT",
     multiple=True,
@@ -61,7 +83,10 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Converse by the chat template: -p is the first question, lines of stdin the others.",
 )
-@option("-sys --system system", "System prompt of --chat.", default="", metavar="TEXT")
+@click.option("-st", "--single-turn", is_flag=True, help="End --chat after the first answer.")
+@option(
+    "-sys --system-prompt --system system", "System prompt of --chat.", default="", metavar="TEXT"
+)
 @click.option(
     "--parse-special",
     is_flag=True,
@@ -104,9 +129,11 @@ def run(
     prompt: str | None,
     prompt_file: str | None,
     tokens: tuple[int, ...] | None,
+    escapes: bool,
     n_predict: int,
     stops: tuple[str, ...],
     chat: bool,
+    single_turn: bool,
     system: str,
     parse_special: bool,
     shifts: bool,
@@ -126,8 +153,7 @@ def run(
     `model.onnx --input NAME=FILE.npy`.
     """
     sampling = take_sampling(options)
-    if prompt_file is not None:
-        prompt = _read(prompt_file, prompt)
+    prompt = _prompt(prompt, prompt_file, escapes=escapes)
     if chat:
         given = (tokens is not None, logits is not None, as_json, shifts, retries > 0)
         _refuse_with_chat(given)
@@ -143,25 +169,34 @@ def run(
         hint = "name it FILE.json, for Perfetto; --html and --report contain more"
         what = "the commands of several machines cannot be written as one trace"
         raise UsageError(what, where=trace, hint=hint)
+    ids: list[int] = []
+
+    def expected(model: "Model") -> tuple[int, int]:
+        ids.extend(model.tokenizer.encode(prompt or "") if tokens is None else tokens)
+        return len(ids), n_predict if n_predict >= 0 else GENERATED
+
+    wanted = ModelOptions(**options)
     with (
         recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
-        open_session(ModelOptions(**options), settings, progress, recorder) as session,
+        open_session(
+            wanted, settings, progress, recorder, expected=None if chat else expected
+        ) as session,
     ):
         if chat:
             from ggsched.cli.chat import Talk, converse
 
-            talk = Talk(system, prompt, n_predict, sampling, stops, parse_special)
+            most = n_predict if is_given("n_predict") else -1
+            talk = Talk(system, prompt, most, sampling, stops, single_turn, parse_special)
             converse(session, talk, progress.stop)
             return
-        ids = list(tokens) if tokens is not None else session.model.tokenizer.encode(prompt or "")
         _prepare(session, ids, recorder, logits is not None, checks_memory, as_json, sampling)
         fed: list[np.ndarray] = []
         stops_at = StopText(stops)
         generated = _generate(
             session,
             ids,
-            n_predict,
+            tokens_at_most(n_predict, len(ids), session.options.n_ctx),
             sampling,
             fed,
             logits is not None,
@@ -264,16 +299,21 @@ def _text(session: "Session", generated: list[int], stops: tuple[str, ...]) -> s
     return text if cut.is_done else text + cut.finish()
 
 
-def _read(path: str, prompt: str | None) -> str:
-    if prompt is not None:
-        raise UsageError("the prompt is given twice, as -p and as -f", where="ggsched run")
-    return read_prose(path)
+def _prompt(text: str | None, path: str | None, *, escapes: bool) -> str | None:
+    """Return the prompt that is given as a text or as a file."""
+    if path is not None:
+        if text is not None:
+            raise UsageError("the prompt is given twice, as -p and as -f", where="ggsched run")
+        return read_prose(path)
+    if text is None or not escapes:
+        return text
+    return _ESCAPE.sub(lambda found: _ESCAPED[found[1]], text)
 
 
 def _refuse_with_chat(given: Sequence[bool]) -> None:
     names = ("--tokens", "--logits", "--json", "--context-shift", "--retries")
-    for is_given, name in zip(given, names, strict=True):
-        if is_given:
+    for is_used, name in zip(given, names, strict=True):
+        if is_used:
             raise UsageError(f"{name} cannot be used with --chat", where="ggsched run")
 
 

@@ -35,7 +35,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
         "state_bytes": session.scheduler.resident_nbytes("state"),
     }
     if session.default_devices is not None:
-        out["default_devices"] = session.default_devices.reason()
+        out["default_devices"] = asdict(session.default_devices)
     out.update(_expectation(session))
     plan = session.last_plan
     if plan is not None:

@@ -1,7 +1,9 @@
 """How tokens are chosen and where a text ends."""
 
 import math
+import sys
 from collections.abc import Callable
+from secrets import randbits
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -25,9 +27,23 @@ def number(text: str) -> float:
     return value
 
 
+def _seed(text: str) -> int:
+    """Read a seed; -1 draws one."""
+    if text == "-1":
+        return randbits(32)
+    if not (text.isascii() and text.isdigit()):
+        raise click.BadParameter(f"{text!r} is neither a number of 0 or more nor -1")
+    return int(text)
+
+
+def _recent(text: str) -> int:
+    """Read how many tokens are recent; -1 is all of them."""
+    return sys.maxsize if text == "-1" else _seed(text)
+
+
 _OPTIONS: Final = (
     option(
-        "--temp temperature",
+        "--temp --temperature temperature",
         "Temperature; 0 takes the most probable token.",
         number,
         0.0,
@@ -35,9 +51,10 @@ _OPTIONS: Final = (
     ),
     option(
         "-s --seed",
-        "Where the random numbers begin: the same text for the same seed.",
-        at_least(0),
-        0,
+        "Where the random numbers begin: the same text for the same seed; -1 draws one.",
+        _seed,
+        "0",
+        metavar="N",
     ),
     option(
         "--top-k", "Draw from the K most probable tokens; 0 for all.", at_least(0), 0, metavar="K"
@@ -63,7 +80,9 @@ _OPTIONS: Final = (
         1.0,
         metavar="X",
     ),
-    option("--repeat-last-n", "Tokens that count as recent.", at_least(0), 64),
+    option(
+        "--repeat-last-n", "Tokens that count as recent; -1 for all.", _recent, "64", metavar="N"
+    ),
 )
 
 

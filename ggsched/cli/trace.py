@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ggsched.cli.console import write_json
+from ggsched.cli.console import columns, write_json
 from ggsched.cli.files import read_bytes
 from ggsched.cli.options import json_option, option
 from ggsched.cli.output_files import check_writable
@@ -76,7 +76,7 @@ def trace(
         found = [{"what": a.what, "why": a.why, "saves_s": a.saves_s} for a in advise(made)]
         write_json({"file": file, **account_data(made), "advice": found})
     else:
-        write_out(account_text(made))
+        write_out(account_text(made, width=columns()))
 
 
 def _chosen(timeline: "Timeline", runs: tuple[int, int | None] | None, file: str) -> "Timeline":

@@ -1,5 +1,6 @@
 """What a run leaves behind: a trace, a page, an account; written when the command ends."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ggsched.cli.console import messages
+from ggsched.cli.console import columns, messages
 from ggsched.cli.options import option, with_options
 from ggsched.cli.output_files import check_writable
 
@@ -117,7 +118,7 @@ def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
         from ggsched.report.text import account_text
         from ggsched.trace.utilization import account
 
-        text = account_text(account(timeline, trace.plans), recorder.setup)
+        text = account_text(account(timeline, trace.plans), recorder.setup, columns(sys.stderr))
         messages().out(text, end="", highlight=False)
 
 
@@ -135,8 +136,8 @@ def _write_elsewhere(recorder: "Recorder", found: "Recorded", wanted: Wanted) ->
         write_page(wanted.html, found.timeline)
     if wanted.report:
         for name, timeline in found.by_machine():
-            text = f"{name}\n{account_text(account(timeline), recorder.setup)}\n"
-            messages().out(text, end="", highlight=False)
+            text = account_text(account(timeline), recorder.setup, columns(sys.stderr))
+            messages().out(f"{name}\n{text}\n", end="", highlight=False)
         messages().out(found.to_text(), end="", highlight=False)
 
 

@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn
 
 from jinja2 import TemplateError, nodes, pass_context
@@ -346,7 +348,8 @@ class ChatTemplate:
         except (TemplateError, RecursionError, ArithmeticError, MemoryError) as error:
             raise self._error(str(error) or "out of memory") from error
         except Exception as error:  # whatever its expressions raise
-            raise self._error(f"{type(error).__name__}: {error}") from error
+            why = f"{_line_of(error)} computes what its values do not allow: {error}"
+            raise self._error(why) from error
         return "".join(out)
 
     def _error(self, why: str) -> ModelError:
@@ -356,6 +359,16 @@ class ChatTemplate:
             why=" ".join(why.split())[:200],
             hint="give a finished prompt as -p instead of a conversation",
         )
+
+
+def _line_of(error: Exception) -> str:
+    """Return the line of the template where an error was raised; Jinja puts it in the traceback."""
+    at = [line for frame, line in walk_tb(error.__traceback__) if _is_template(frame)]
+    return f"line {at[-1]}" if at else "an expression of it"
+
+
+def _is_template(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == "<template>"
 
 
 def _with_context(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

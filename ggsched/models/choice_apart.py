@@ -17,7 +17,7 @@ import msgspec
 from ggsched.backend.registry import offered
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
-from ggsched.models.default_devices import DefaultDevices, default_devices, spec_nbytes
+from ggsched.models.default_devices import DefaultDevices, Expected, default_devices, spec_nbytes
 from ggsched.models.quick_rates import WORTH_NBYTES
 from ggsched.models.spec import ModelSpec
 
@@ -25,23 +25,29 @@ _BINDINGS: Final = "pyopencl"
 _COMPARED: Final = ("cpu", "opencl")
 
 
-def devices_by_default(spec: ModelSpec, n_ctx: int, settings: Settings) -> DefaultDevices:
+def devices_by_default(
+    spec: ModelSpec, n_ctx: int, settings: Settings, expected: Expected = None
+) -> DefaultDevices:
     """Choose the devices for a model, apart where that saves memory.
 
     Raises:
         BackendUnavailable: there is no device.
     """
-    found = choose_apart(spec, n_ctx, settings) if _is_worth_it(spec, settings) else None
-    return found or default_devices(spec, n_ctx, settings)
+    asked = spec, n_ctx, settings, expected
+    return (choose_apart(*asked) if _is_worth_it(spec, settings) else None) or default_devices(
+        *asked
+    )
 
 
-def choose_apart(spec: ModelSpec, n_ctx: int, settings: Settings) -> DefaultDevices | None:
+def choose_apart(
+    spec: ModelSpec, n_ctx: int, settings: Settings, expected: Expected = None
+) -> DefaultDevices | None:
     """Return what a process of its own chooses; None if it cannot be started, or fails."""
     if not sys.executable:
         return None
     # -P: what lies in the working directory is not imported.
     command = [sys.executable, "-P", "-m", __name__]
-    asked = pickle.dumps((spec, n_ctx, settings))
+    asked = pickle.dumps((spec, n_ctx, settings, expected))
     try:
         done = subprocess.run(command, input=asked, capture_output=True, check=False)
     except OSError:

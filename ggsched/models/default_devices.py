@@ -30,7 +30,10 @@ from ggsched.topology.cost import Rates
 
 PROMPT: Final = 512
 GENERATED: Final = 128
-"""The prompt and the answer for which times are compared, as far as the context holds them."""
+"""The prompt and the answer for which times are compared where none are expected."""
+
+Expected = tuple[int, int] | None
+"""Tokens of a prompt and of its answer; as many as the context holds count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class DefaultDevices:
         return f"{line}: predicted for {what}: {', '.join(parts)} ({self.source})"
 
 
-def default_devices(spec: ModelSpec, n_ctx: int, settings: Settings) -> DefaultDevices:
+def default_devices(
+    spec: ModelSpec, n_ctx: int, settings: Settings, expected: Expected = None
+) -> DefaultDevices:
     """Choose the devices for a model. All are opened for that, and closed again.
 
     Raises:
@@ -85,13 +90,17 @@ def default_devices(spec: ModelSpec, n_ctx: int, settings: Settings) -> DefaultD
     """
     devices, _ = opened(None, settings)
     try:
-        return choose_devices(spec, n_ctx, devices, settings)
+        return choose_devices(spec, n_ctx, devices, settings, expected)
     finally:
         close_all(devices)
 
 
 def choose_devices(
-    spec: ModelSpec, n_ctx: int, devices: Sequence[Device], settings: Settings
+    spec: ModelSpec,
+    n_ctx: int,
+    devices: Sequence[Device],
+    settings: Settings,
+    expected: Expected = None,
 ) -> DefaultDevices:
     """Choose among open devices; see above."""
     names = tuple(d.facts.name for d in devices)
@@ -107,7 +116,8 @@ def choose_devices(
     topology = probe(devices)
     rates = load_rates(topology, settings.rates)
     indices = [devices.index(d) for d in on_host]
-    graphs = _graphs(spec, n_ctx)
+    tokens = _tokens(n_ctx, expected)
+    graphs = _graphs(spec, n_ctx, tokens)
     heaviest, source = _heaviest(spec), rates.source
     if spec_nbytes(spec) >= WORTH_NBYTES:
         known, rates = rates, with_products(rates, devices, {i: [heaviest] for i in indices})
@@ -118,7 +128,7 @@ def choose_devices(
     )
     able = [c for c in candidates if c.seconds is not None]
     chosen = (min(able, key=_rank).name,) if able else names
-    return DefaultDevices(chosen, candidates, _tokens(n_ctx), source)
+    return DefaultDevices(chosen, candidates, tokens, source)
 
 
 def spec_nbytes(spec: ModelSpec) -> int:
@@ -130,15 +140,16 @@ def _rank(candidate: Candidate) -> float:
     return float("inf") if candidate.seconds is None else candidate.seconds
 
 
-def _tokens(n_ctx: int) -> tuple[int, int]:
+def _tokens(n_ctx: int, expected: Expected) -> tuple[int, int]:
     """Return the tokens of the prompt and of the answer."""
-    prompt = max(1, min(PROMPT, n_ctx - 1))
-    return prompt, max(0, min(GENERATED, n_ctx - prompt))
+    prompt, answer = expected or (PROMPT, GENERATED)
+    prompt = max(1, min(prompt, n_ctx - 1))
+    return prompt, max(0, min(answer, n_ctx - prompt))
 
 
-def _graphs(spec: ModelSpec, n_ctx: int) -> list[tuple[Graph, int]]:
+def _graphs(spec: ModelSpec, n_ctx: int, tokens: tuple[int, int]) -> list[tuple[Graph, int]]:
     """Return the graph of a prompt and of a decoding step, with how often each runs."""
-    prompt, steps = _tokens(n_ctx)
+    prompt, steps = tokens
     sizes = [(BatchSize(prompt, kv_bucket(prompt, n_ctx), 1), 1)]
     sizes += [(BatchSize(1, kv_bucket(min(n_ctx, prompt + steps), n_ctx), 1), steps)]
     return [(size.graph(spec, n_ctx), times) for size, times in sizes]

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from sys import maxsize
 from typing import Final, Protocol
 
 import numpy as np
@@ -51,6 +52,19 @@ class FedSequence(Protocol):
 
     def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
         """Feed tokens likewise; return the next one if a device chose it, else logits."""
+
+
+def tokens_at_most(n_predict: int, n_fed: int, n_ctx: int) -> int:
+    """Return how many tokens may be generated.
+
+    Args:
+        n_predict: As many; -1 for no limit, -2 for those that fill the context.
+        n_fed: Tokens of the prompt, and before it.
+        n_ctx: Tokens that the context holds; the last that is generated is not fed.
+    """
+    if n_predict == -2:
+        return max(0, n_ctx - n_fed) + 1
+    return maxsize if n_predict == -1 else n_predict
 
 
 def generate(

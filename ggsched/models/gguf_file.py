@@ -29,6 +29,7 @@ from ggsched.models.gguf_header import (
     shown,
 )
 
+_PATHS: Final = "give a .gguf file, or a folder of Hugging Face, which has config.json"
 DEFAULT_ALIGNMENT: Final = 32
 GGUF_CODES: Final[Mapping[DType, int]] = {
     dtypes.F32: 0,
@@ -147,7 +148,7 @@ def _map(file: str) -> NDArray[np.uint8]:
         # Opening a pipe would wait for a writer, and a device can be endless.
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise ModelError(f"it is {kind}", where=file, hint="give the path of a .gguf file")
+            raise ModelError(f"it is {kind}", where=file, hint=_PATHS)
         if os.path.getsize(file) == 0:
             raise ModelError("the file is empty", where=file, hint=INCOMPLETE)
         return map_file(file)

@@ -225,7 +225,9 @@ def _version(cursor: _Cursor) -> int:
         )
     if version not in VERSIONS:
         raise cursor.fail(
-            f"GGUF version {version}", "only 2 and 3 are known", "convert the model again"
+            f"GGUF version {version}",
+            "only 2 and 3 are known",
+            "convert the model again" if version < 2 else "a newer ggsched may read it",
         )
     return version
 

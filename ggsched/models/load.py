@@ -38,6 +38,12 @@ _OF_THE_MODEL: Final = re.compile(
 )
 """How names of tensors begin that take part in computing logits."""
 _ANGLES: Final = (".attn_rot_embd.weight", ".rotary_emb.inv_freq")
+AGAIN: Final = "convert the model again"
+"""Ends the hint of an error that the converter of a GGUF file made."""
+_OF_OVERRIDES: Final = "keys were replaced: leave out --override-kv"
+_OF_FOLDERS: Final = (
+    "nothing was converted: compare config.json with the model's, or fetch it again"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,9 +110,20 @@ def load_model(
         hint = "use 'expand' or 'packed'"
         raise UsageError(f"no weight policy {weights!r}", where="load_model", hint=hint)
     folder = os.fspath(path)
-    file = open_hf_folder(folder) if is_hf_folder(folder) else open_model_file(path)
+    is_folder = is_hf_folder(folder)
+    file = open_hf_folder(folder) if is_folder else open_model_file(path)
     if overrides:
         file = replace(file, metadata=NotedKeys({**file.metadata, **overrides}))
+    try:
+        return _model(file, overrides or {}, weights)
+    except ModelError as error:
+        hint = _OF_OVERRIDES if overrides else _OF_FOLDERS if is_folder else ""
+        if hint and error.hint.endswith(AGAIN):
+            raise ModelError(error.what, where=error.where, why=error.why, hint=hint) from error
+        raise
+
+
+def _model(file: GgufFile, overrides: Mapping[str, MetaValue], weights: WeightPolicy) -> Model:
     hparams = read_hparams(file)
     if overrides and isinstance(file.metadata, NotedKeys):
         _warn_of_unread(file.path, overrides, file.metadata)

@@ -130,8 +130,9 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     reasons: dict[str, str] = {}
     entry = entry_index(spec, devices, offload, layer_device)
     in_stage = _stage_reasons(hp, devices, offload, layer_device)
+    why = _rule_of_layers(devices, offload)
     for name in (*spec.weights, *hp.state_names):
-        homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry)
+        homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry, why)
         reasons[name] = _with_stage(name, reasons[name], in_stage, hp.n_layer)
         if _is_stranded(name, spec, devices, homes[name], host):
             missing = op_key("set_rows", spec.cache_dtype.name)
@@ -222,14 +223,14 @@ def entry_index(
 
 
 def _by_layer(
-    name: str, spec: ModelSpec, layer_device: Sequence[int], host: int, entry: int
+    name: str, spec: ModelSpec, layer_device: Sequence[int], host: int, entry: int, why: str
 ) -> tuple[int, str]:
     match = _BLOCK.match(name)
     if match:
         layer = int(match[1])
         device = layer_device[layer]
         where = "offloaded" if device != host else "on the host"
-        return device, f"block {layer} is {where} (-ngl)"
+        return device, f"block {layer} is {where} ({why})"
     if name == "token_embd.weight" and not spec.is_tied:
         if entry == host:
             return host, "the embedding stays on the host"
@@ -241,6 +242,15 @@ def _by_layer(
     if name == "output.weight" and spec.has_copied_output:
         return layer_device[-1], "output layer, a second copy of the embedding (tied)"
     return layer_device[-1], "output layer"
+
+
+def _rule_of_layers(devices: Sequence[DeviceFacts], offload: Offload) -> str:
+    """Return what decides which blocks are offloaded, for people."""
+    if len(devices) == 1:
+        return "the only device in use"
+    if not stages(devices, offload):
+        return "no accelerator is in use"
+    return "as all blocks are without -ngl" if offload.n_gpu_layers is None else "-ngl"
 
 
 def _stage_reasons(

@@ -95,7 +95,9 @@ class Session:
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
-            self.default_devices = devices_by_default(self.spec, self.options.n_ctx, known)
+            self.default_devices = devices_by_default(
+                self.spec, self.options.n_ctx, known, self.options.expected
+            )
             devices = self.default_devices.names
         self.scheduler = Scheduler(
             devices,

@@ -42,6 +42,8 @@ class SessionOptions:
             pipeline. None for all devices.
         n_parallel: Maximum number of sequences, see ``Session.sequences``; each has
             ``n_ctx // n_parallel`` rows of the cache.
+        expected: Tokens of the prompt and of the answer for which default devices are compared, as
+            far as the context holds them; None for 512 and 128.
 
     Examples:
         >>> from ggsched.models.session import SessionOptions
@@ -61,6 +63,7 @@ class SessionOptions:
     split_mode: SplitMode = "layer"
     group_size: int | None = None
     n_parallel: int = 1
+    expected: tuple[int, int] | None = None
 
     @property
     def step(self) -> int:

@@ -154,7 +154,8 @@ def _memory(plan: Plan, verbose: bool) -> Iterator[str]:
 
 
 def _commands(plan: Plan, verbose: bool) -> Iterator[str]:
-    for command in plan.commands:
+    shown = plan.commands if verbose else plan.commands[:_MAX_ROWS]
+    for command in shown:
         yield command_text(plan, command)
         for step in command.effects.steps if verbose else ():
             if step.node >= 0:
@@ -163,6 +164,7 @@ def _commands(plan: Plan, verbose: bool) -> Iterator[str]:
                 touched = zip(step.modes, step.operands, strict=True)
                 places = " ".join(f"{mode}:{region.text}" for mode, region in touched)
                 yield f"    {show('node', step.node)} {info.op}{label}  {places}"
+    yield from _more(len(plan.commands) - len(shown), "commands")
 
 
 def _groups(plan: Plan, verbose: bool) -> Iterator[str]:

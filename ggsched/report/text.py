@@ -17,17 +17,18 @@ MAX_PLANS = 6
 """Rows of the table of plans."""
 
 
-def account_text(made: Account, setup: RunSetup | None = None) -> str:
+def account_text(made: Account, setup: RunSetup | None = None, width: int = WIDTH) -> str:
     """Return an account and what would help most.
 
     Args:
         made: The account.
         setup: How the run was set up; with it options are advised that such a run accepts.
+        width: Columns.
     """
-    return "\n".join(_lines(made, setup)) + "\n"
+    return "\n".join(_lines(made, setup, width)) + "\n"
 
 
-def _lines(made: Account, setup: RunSetup | None) -> Iterator[str]:
+def _lines(made: Account, setup: RunSetup | None, width: int) -> Iterator[str]:
     estimated = ", some times estimated" if made.is_estimated else ""
     yield f"{seconds_text(made.window_s)} in {made.runs} runs of plans{estimated}"
     yield ""
@@ -57,7 +58,7 @@ def _lines(made: Account, setup: RunSetup | None) -> Iterator[str]:
         yield "what would help most"
     for number, advice in enumerate(found, 1):
         text = f"{number}. up to {advice.saves_s / made.window_s:.0%}: {advice.what}: {advice.why}"
-        yield from wrap(text, WIDTH, subsequent_indent="   ", break_on_hyphens=False)
+        yield from wrap(text, width, subsequent_indent="   ", break_on_hyphens=False)
         if advice.options:
             yield f"   try: {advice.options}"
 

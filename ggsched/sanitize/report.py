@@ -113,11 +113,12 @@ class Finding(msgspec.Struct, frozen=True):
     earlier: Touch | None = None
     later: Touch | None = None
 
-    def to_text(self, number: str = "") -> str:
+    def to_text(self, number: str = "", width: int = WIDTH) -> str:
         """Return the finding in a few lines, the first of which begins with a number.
 
         Args:
             number: Such as ``"1. "``.
+            width: Columns.
 
         Examples:
             >>> print(finding.to_text("1. "))
@@ -127,7 +128,7 @@ class Finding(msgspec.Struct, frozen=True):
         lines = [f"{number}{self.kind}: {self.what}"]
         lines += [f"  {touch.to_text()}" for touch in (self.earlier, self.later) if touch]
         lines += [f"  fix: {self.fix}"] if self.fix else []
-        folded = (wrap(line, WIDTH, subsequent_indent="      ") for line in lines)
+        folded = (wrap(line, width, subsequent_indent="      ") for line in lines)
         return "\n".join(part for parts in folded for part in parts)
 
 
@@ -144,16 +145,16 @@ def _alike(advice: Sequence[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def _advice_lines(group: Sequence[Finding]) -> list[str]:
+def _advice_lines(group: Sequence[Finding], width: int) -> list[str]:
     """Return advice, merged where it is the same for several commands."""
     first, *others = group
     if not others:
-        return [first.to_text()]
+        return [first.to_text(width=width)]
     ids = [found[0] for f in others if (found := _ID.search(f.what))]
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
     alike = f"  the same for {', '.join(ids[:_SHOWN])}{more}"
-    said, *fix = first.to_text(f"{len(group)} times ").split("\n  fix: ")
-    return [said, *wrap(alike, WIDTH, subsequent_indent="      "), *(f"  fix: {f}" for f in fix)]
+    said, *fix = first.to_text(f"{len(group)} times ", width).split("\n  fix: ")
+    return [said, *wrap(alike, width, subsequent_indent="      "), *(f"  fix: {f}" for f in fix)]
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -185,8 +186,11 @@ class Report(msgspec.Struct, frozen=True):
         """Whether nothing is wrong."""
         return not self.findings
 
-    def to_text(self) -> str:
-        """Return the report for people, 80 columns wide.
+    def to_text(self, width: int = WIDTH) -> str:
+        """Return the report for people.
+
+        Args:
+            width: Columns.
 
         Examples:
             >>> report.to_text().splitlines()[0]
@@ -199,9 +203,9 @@ class Report(msgspec.Struct, frozen=True):
         )
         count = len(self.findings)
         verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
-        lines = wrap(f"{self.plan}: {size}: {verdict}", WIDTH, subsequent_indent="  ")
-        lines += [f.to_text(f"{i} ") for i, f in enumerate(self.findings, 1)]
-        lines += [text for group in _alike(self.advice) for text in _advice_lines(group)]
+        lines = wrap(f"{self.plan}: {size}: {verdict}", width, subsequent_indent="  ")
+        lines += [f.to_text(f"{i} ", width) for i, f in enumerate(self.findings, 1)]
+        lines += [text for group in _alike(self.advice) for text in _advice_lines(group, width)]
         return "\n".join(lines) + "\n"
 
     def to_json(self) -> bytes:

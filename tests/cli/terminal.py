@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -73,6 +74,89 @@ class Screen:
             self.rows.append("")
 
 
+_CONTROLLED = """
+import os, runpy
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+runpy.run_module("ggsched", run_name="__main__", alter_sys=True)
+"""
+"""Makes its terminal the one that Ctrl-C comes from."""
+
+
+class Dialogue:
+    """A command in a terminal, to which a test types and whose text it awaits."""
+
+    def __init__(self, *arguments, width=80, **changes):
+        self.fd, self.process = started(arguments, width, ["-c", _CONTROLLED], **changes)
+        self.written, self._seen = b"", 0
+
+    def until(self, text, timeout_s=60):
+        """Wait until a text is written behind what was awaited before."""
+        while (found := self.written.find(text.encode(), self._seen)) < 0:
+            try:
+                part = self._part(timeout_s)
+            except OSError:  # the other end is closed
+                part = b""
+            if not part:
+                self.process.kill()
+                self.ends()
+                raise AssertionError(f"no {text!r} in {self.written[self._seen :]!r}")
+            self.written += part
+        self._seen = found + len(text.encode())
+        return self
+
+    def goes_on(self):
+        """Wait until anything is written behind what was awaited before."""
+        while len(self.written) == self._seen:
+            self.written += self._part(60)
+        return self
+
+    def _part(self, timeout_s):
+        ready, _, _ = select.select([self.fd], [], [], timeout_s)
+        return os.read(self.fd, 1 << 16) if ready else b""
+
+    def types(self, text):
+        """Type characters."""
+        os.write(self.fd, text.encode())
+        return self
+
+    def ends(self, timeout_s=60):
+        """Wait for the end; return the exit code and the rows of the screen."""
+        self.written += rest_of(self.fd)
+        code = self.process.wait(timeout_s)
+        screen = Screen(80)
+        screen.feed(self.written)
+        return code, screen.lines
+
+
+def started(arguments, width=80, program=None, stdout=None, typed=b"", **changes):
+    """Start a command whose stdout and stderr are one terminal; return its end and the process."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    os.write(ours, typed)
+    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    environ = {k: v for k, v in os.environ.items() if k not in dropped}
+    process = subprocess.Popen(
+        [sys.executable, *(program or ["-m", "ggsched"]), *arguments],
+        stdin=theirs,
+        stdout=theirs if stdout is None else stdout,
+        stderr=theirs,
+        env=environ | {"TERM": "xterm-256color", **changes},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    return ours, process
+
+
+def rest_of(fd):
+    """Return all that is still written, and close our end."""
+    written = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(fd, 1 << 16):
+            written += part
+    os.close(fd)
+    return written
+
+
 def in_terminal(
     *arguments, width=80, stdout=None, timeout_s=60, program=None, typed=b"", **changes
 ):
@@ -87,24 +171,8 @@ def in_terminal(
         typed: What is typed before it starts.
         **changes: Environment variables.
     """
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    os.write(ours, typed)
-    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
-    environ = {k: v for k, v in os.environ.items() if k not in dropped}
-    process = subprocess.Popen(
-        [sys.executable, *(program or ["-m", "ggsched"]), *arguments],
-        stdin=theirs,
-        stdout=theirs if stdout is None else stdout,
-        stderr=theirs,
-        env=environ | {"TERM": "xterm-256color", **changes},
-    )
-    os.close(theirs)
-    written = b""
-    with contextlib.suppress(OSError):  # the other end is closed
-        while part := os.read(ours, 1 << 16):
-            written += part
-    os.close(ours)
+    ours, process = started(arguments, width, program, stdout, typed, **changes)
+    written = rest_of(ours)
     code = process.wait(timeout_s)
     screen = Screen(width)
     screen.feed(written)

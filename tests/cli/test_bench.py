@@ -36,6 +36,20 @@ def test_table(bench):
     assert len({len(line) for line in out.splitlines()}) == 1
 
 
+def test_several_values_of_options(bench):
+    """Each combination is measured, in a session of its own, and has a column that tells it."""
+    code, out, _ = bench("-p", 4, "-n", 0, "-t", "1,2", "-ub", "2,4", "-ctk", "f16", "-o", "json")
+    assert code == 0
+    found = [(row["threads"], row["n_ubatch"]) for row in json.loads(out)]
+    assert found == [(1, 2), (1, 4), (2, 2), (2, 4)]
+    code, out, _ = bench("-p", 4, "-n", 0, "-ctk", "f16,f32", "-ctv", "f16,f32")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    assert rows[0][-4:-2] == ["cache_type_k", "cache_type_v"]
+    assert [row[-4:-2] for row in rows[2:]] == [["f16", "f16"], ["f32", "f32"]]
+    _, out, _ = bench("-p", 4, "-n", 0, "-t", 2, "-o", "csv")
+    assert "threads" not in out
+
+
 def test_several_sequences(bench):
     """The context is made long enough for all, and rates count the tokens of all."""
     code, out, _ = bench("-p", 5, "-n", 3, "-d", 2, "-npl", "1,4", "-o", "json")

@@ -19,6 +19,7 @@ def calibrate(capsys):
     return call
 
 
+@pytest.mark.usefixtures("narrow")
 def test_text_fits_a_terminal_and_progress_goes_to_stderr(calibrate, tmp_path):
     path = tmp_path / "r.json"
     code, out, err = calibrate(*FEW, "-o", path)

@@ -19,7 +19,7 @@ ORDERED = (alloc(0), writes(A, 0), Record(A, 0, H), Wait(B, 0, H), reads(B, 0))
 
 
 @pytest.fixture
-def check(capsys, tmp_path):
+def check(capsys, tmp_path, narrow):
     """Check bytes or a file; return exit code, stdout and stderr."""
 
     def call(content, *options, name="file"):

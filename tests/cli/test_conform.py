@@ -17,6 +17,7 @@ def deaf(monkeypatch):
     monkeypatch.setattr(Harness, "named", classmethod(lambda cls, spec, allow=None: harness))
 
 
+@pytest.mark.usefixtures("narrow")
 def test_a_backend_that_keeps_the_contract(capsys):
     assert main(["conform", "cpu", "--rules", "STR-5,EVT-3,CAP-*"]) == 0
     out, err = capsys.readouterr()

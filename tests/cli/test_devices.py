@@ -39,6 +39,7 @@ def test_what_is_installed_here(capsys):
     assert err == ""
 
 
+@pytest.mark.usefixtures("narrow")
 def test_table_with_reasons_in_80_columns(plugins, capsys):
     plugins(*MIXED)
     assert main(["devices"]) == 0
@@ -54,6 +55,7 @@ def test_table_with_reasons_in_80_columns(plugins, capsys):
     assert "RuntimeError: boom" in out
 
 
+@pytest.mark.usefixtures("narrow")
 def test_long_state_fits_too(plugins, capsys):
     huge = {"memory_nbytes": 1023 << 40, "max_streams": 999, "description": "x" * 200}
     name = "a_rather_long_name"

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from ggsched.cli.main import main
 from ggsched.config import VARIABLES
 
@@ -18,6 +20,7 @@ def test_each_variable_with_value_and_origin(monkeypatch, capsys):
     assert rows["GGSCHED_BACKENDS"]["origin"] == "default"
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_table_names_all_and_fits(monkeypatch, capsys):
     monkeypatch.setenv("GGSCHED_BACKENDS", "cpu,opencl,some_other_backend")
     assert main(["env"]) == 0

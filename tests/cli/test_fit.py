@@ -22,6 +22,7 @@ def call(capsys):
     return call
 
 
+@pytest.mark.usefixtures("narrow")
 def test_says_what_and_why_and_runs(call):
     code, out, err = call(
         "run", MOE, "--devices", "sim:0,sim:1", "--fit", "--tokens", "1,2,3", "-n", 2

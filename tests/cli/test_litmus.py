@@ -31,6 +31,7 @@ def litmus(capsys, tmp_path):
     return call
 
 
+@pytest.mark.usefixtures("narrow")
 def test_text(litmus):
     code, out, err = litmus(RACE)
     assert (code, err) == (0, "")
@@ -72,6 +73,7 @@ def test_json(litmus):
     assert data[0]["file"].endswith("0.litmus")
 
 
+@pytest.mark.usefixtures("narrow")
 def test_the_corpus(capsys):
     assert main(["litmus", *CORPUS]) == 0
     out = capsys.readouterr().out

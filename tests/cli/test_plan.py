@@ -35,6 +35,7 @@ def nothing_is_loaded(monkeypatch):
     monkeypatch.setattr(TensorStore, "tensor", tensor)
 
 
+@pytest.mark.usefixtures("narrow")
 def test_text(plan):
     code, out, err = plan(*CPUS)
     assert (code, err) == (0, "")

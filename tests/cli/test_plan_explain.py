@@ -21,6 +21,7 @@ def explain(capsys):
     return call
 
 
+@pytest.mark.usefixtures("narrow")
 def test_a_node_in_words(explain):
     code, out, err = explain("blk.2.ffn_up")
     assert (code, err) == (0, "")
@@ -36,7 +37,7 @@ def test_a_weight_in_words(explain):
     assert code == 0
     text = " ".join(out.split())
     assert text.startswith("weight blk.0.attn_q.weight (64, 64) f32, 16,384 bytes lives on cpu:1:")
-    assert "(-ngl)" in text
+    assert "block 0 is on the host (no accelerator is in use)" in text
     assert "home on cpu:1" in text
 
 

@@ -50,6 +50,7 @@ def _refuse(self, arena):
 
 
 @pytest.mark.parametrize("devices", ["cpu:0", "cpu:0,cpu:1,cpu:2,cpu:3,cpu:4"])
+@pytest.mark.usefixtures("narrow")
 def test_table(call, devices):
     code, out, err = call("plan", MOE, "--devices", devices, "--memory", "-c", 64)
     assert (code, err) == (0, "")
@@ -95,6 +96,7 @@ def test_free_memory(tmp_path):
         assert available_host_nbytes(str(meminfo)) is None
 
 
+@pytest.mark.usefixtures("narrow")
 def test_a_huge_context_is_answered_quickly_and_readably(call, monkeypatch):
     """Two billion tokens are 86 plans; numbers of any length keep their columns."""
     began = []

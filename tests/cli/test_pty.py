@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ggsched.printable import printable
-from tests.cli.terminal import in_terminal
+from tests.cli.terminal import Dialogue, in_terminal
 from tests.cli.test_run_text import TEMPLATE
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.vocabularies import BPE_META, PREFIX
@@ -51,14 +51,13 @@ def test_a_conversation_has_the_terminal_for_itself(tmp_path):
     meta = {**BPE_META, "tokenizer.chat_template": TEMPLATE}
     tiny_gguf(path, meta=meta, vocab=len(BPE_META[PREFIX + "tokens"]))
     call = ("run", str(path), "--devices", "cpu:0", "--chat", "-n", "3")
-    code, screen = in_terminal(*call, typed=b"hello\nworld\n\x04")
-    assert code == 0, screen.lines
-    assert screen.lines[:2] == ["hello", "world"]  # echoed by the terminal, before it was asked
-    assert [line[:2] for line in screen.lines[2:]] == ["> ", "> ", ">"]
-    assert not re.search("opening|loading|planning|compiling|running", "\n".join(screen.lines))
-    code, again = in_terminal(*call, "-p", "hello", typed=b"\x04")
-    assert code == 0, again.lines
-    assert again.lines == [screen.lines[2].removeprefix("> "), ">"]
+    dialogue = Dialogue(*call).until("commands.").until("> ").types("hello\n").until("\n> ")
+    code, lines = dialogue.types("world\n").until("\n> ").types("\x04").ends()
+    assert code == 0, lines
+    assert [lines[1], lines[3], lines[5:]] == ["> hello", "> world", [">"]]
+    assert not re.search("opening|loading|planning|compiling|running", "\n".join(lines))
+    code, again = Dialogue(*call, "-p", "hello").until("commands.").until("> ").types("\x04").ends()
+    assert (code, again) == (0, [lines[0], lines[2], ">"])
 
 
 def test_results_go_where_stdout_goes(tmp_path):

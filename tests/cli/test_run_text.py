@@ -46,6 +46,25 @@ def test_prompt_from_a_file(run, tmp_path):
     assert run("-f", file, "-n", 3)[:2] == run("-p", "hello\nworld\n", "-n", 3)[:2]
 
 
+def test_escapes_are_read_on_request(run):
+    plain = run("-p", "hello\nworld", "-n", 3)[1]
+    assert run("-p", r"hello\nworld", "-n", 3, "-e")[1] == plain
+    assert run("-p", r"hello\nworld", "-n", 3)[1] == run("-p", "hello\\nworld", "-n", 3)[1]
+    assert run("-p", r"hello\\n", "-n", 3, "--escape")[1] == run("-p", r"hello\n", "-n", 3)[1]
+
+
+def test_as_many_tokens_as_the_context_holds(run):
+    """-1 says that it is full, -2 asks for that."""
+    known = run("-p", "hello", "-n", 3, "-c", 16)[1]
+    code, least, err = run("-p", "hello", "-n", -2, "-c", 16)
+    assert (code, "is full" in err) == (0, False)
+    code, most, err = run("-p", "hello", "-n", -1, "-c", 16)
+    assert (code, most) == (0, least)
+    assert "the context of 16 tokens is full (see -c)" in err
+    assert most.startswith(known[:-1])
+    assert len(most) > len(known)
+
+
 def test_model_as_an_option(run, model):
     assert (
         run("-m", model, "-p", "hello", "-n", 2, path=None)[:2] == run("-p", "hello", "-n", 2)[:2]

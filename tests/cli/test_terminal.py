@@ -28,6 +28,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.usefixtures("narrow")
 def test_tables_fit_80_columns_without_colours(name, capsys):
     main(TABLES[name])
     out = capsys.readouterr().out

@@ -32,6 +32,7 @@ def recorded(command, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.json"])
+@pytest.mark.usefixtures("narrow")
 def test_both_forms_can_be_checked_and_accounted_for(command, tmp_path, name):
     path = tmp_path / name
     assert command(*RUN, *SPLIT, "--trace", path)[0] == 0

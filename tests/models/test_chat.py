@@ -154,3 +154,22 @@ def test_what_templates_use():
 def test_steps_are_counted_anew_for_each_text():
     half = template("{% for i in range(60000) %}{% endfor %}done")
     assert [half.render(ASKED) for _ in range(3)] == ["done"] * 3
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("'a' + none", 'can only concatenate str (not "NoneType") to str'),
+        ("messages[0].content + 3", 'can only concatenate str (not "int") to str'),
+        ("none | length", "object of type 'NoneType' has no len()"),
+        ("3 | join", "'int' object is not iterable"),
+        ("none < 3", "'<' not supported between instances of 'NoneType' and 'int'"),
+    ],
+)
+def test_what_an_expression_cannot_compute_is_a_line_of_the_template(expression, said):
+    """No class of Python's errors is named."""
+    with pytest.raises(ModelError) as caught:
+        template("\n\n{{ " + expression + " }}").render(ASKED)
+    line = caught.value.one_line()
+    assert f"line 3 computes what its values do not allow: {said}" in line
+    assert "Error:" not in line.replace("ggsched: error:", "")

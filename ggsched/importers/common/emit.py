@@ -5,6 +5,7 @@ so that shape arithmetic folds by itself; a constant becomes a weight when a nod
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.errors import ModelError
+from ggsched.errors import GraphError, ModelError
 from ggsched.importers.common.built_in import built_in
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.constants import PREFIX
 from ggsched.ir.dtype import ARRAY_DTYPES, DType
 from ggsched.ir.ops import Param, op_by_name
 from ggsched.ir.params import canonical_params, check_arity
@@ -257,9 +259,24 @@ def _described(value: Value) -> Tensor:
     return Tensor(0, value.name, dtype, shape, strides, 0, 0, nbytes, Role.WEIGHT)
 
 
+def misfit(error: GraphError, where: str) -> ModelError:
+    """Return the error of a node of a foreign graph, for what its ops of ggsched refuse.
+
+    Constants have names and nodes have parts here that the graph does not know: constants are
+    called that, and the op that a part became is left out.
+
+    Args:
+        error: Of the op.
+        where: The node.
+    """
+    what = re.sub(rf"\b{re.escape(PREFIX)}[0-9a-f]+", "a constant", error.what)
+    why = "" if error.where.startswith("nd.") else error.where
+    return ModelError(what, where=where, why=why, hint=error.hint)
+
+
 def content_name(array: Array) -> str:
     """Return a name that equal constants share, also over several imports of a file."""
     h = hashlib.blake2b(digest_size=12)
     h.update(repr((array.dtype.str, array.shape)).encode())
     h.update(np.ascontiguousarray(array).tobytes())
-    return f"constant.{h.hexdigest()}"
+    return PREFIX + h.hexdigest()

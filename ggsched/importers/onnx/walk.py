@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import GgschedError, GraphError, ModelError
-from ggsched.importers.common.emit import Const, Emitter, Value
+from ggsched.importers.common.emit import Const, Emitter, Value, misfit
 from ggsched.importers.onnx import (  # noqa: F401
     ops_elements,
     ops_layout,  # all register converters
@@ -93,7 +93,7 @@ class Walk:
             except ModelError:
                 raise
             except GraphError as error:
-                raise ModelError(error.what, where=where, why=error.where) from error
+                raise misfit(error, where) from error
             except GgschedError:
                 raise
             except _MISFITS as error:

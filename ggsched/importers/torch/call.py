@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from ggsched.errors import GgschedError, GraphError, ModelError
-from ggsched.importers.common.emit import Const, Emitter, Value
+from ggsched.importers.common.emit import Const, Emitter, Value, misfit
 from ggsched.importers.torch.types import FLOATS, Scalar, promoted
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.ops import BUILT_IN_AXES
@@ -223,7 +223,7 @@ def convert(
     except ModelError:
         raise
     except GraphError as error:
-        raise ModelError(error.what, where=where, why=error.where) from error
+        raise misfit(error, where) from error
     except GgschedError:
         raise
     except (ValueError, IndexError, TypeError, KeyError, ArithmeticError) as error:

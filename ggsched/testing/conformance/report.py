@@ -156,8 +156,14 @@ def summary(results: Sequence[CaseResult]) -> str:
     return ", ".join([text, *extra])
 
 
-def explain(result: CaseResult, name: str) -> Iterator[str]:
-    """Yield the lines that describe a failure: rule, statement, program, replay."""
+def explain(result: CaseResult, name: str, options: str = "") -> Iterator[str]:
+    """Yield the lines that describe a failure: rule, statement, program, replay.
+
+    Args:
+        result: The failure.
+        name: Of the device.
+        options: Others that the replay needs, each behind a space.
+    """
     yield f"{result.case.rule} {result.case.name} FAILED"
     yield f"  rule: {RULES[result.case.rule]}"
     yield f"  case: {result.case.statement}"
@@ -166,4 +172,5 @@ def explain(result: CaseResult, name: str) -> Iterator[str]:
         yield "  program:"
         for line in result.program:
             yield f"    {line}"
-    yield f"  replay: ggsched conform {name} --rules {result.case.name} --seed {result.seed}"
+    replay = f"ggsched conform {name} --rules {result.case.name} --seed {result.seed}"
+    yield f"  replay: {replay}{options}"
