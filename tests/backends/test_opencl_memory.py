@@ -86,6 +86,23 @@ def test_too_much_memory(device):
     assert (download(stream, buffer, 4) == 1).all()
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 5, 1023, 200_001])
+def test_fills_by_a_kernel(device, first, nbytes, monkeypatch):
+    """Bytes of whole words, and of words that are filled in part."""
+    monkeypatch.setattr("ggsched_opencl.queue.FILL_END", 0)
+    stream, length = device.create_stream(), first + nbytes + 9
+    buffer = device.allocate(length)
+    before = np.arange(length, dtype=np.uint8)
+    stream.upload(before.data, buffer, 0)
+    stream.fill(buffer, first, nbytes, b"\x5a")
+    before[first : first + nbytes] = 0x5A
+    seen = np.zeros(length, np.uint8)
+    stream.download(buffer, 0, seen.data)
+    stream.sync(TIMEOUT_S)
+    np.testing.assert_array_equal(seen, before)
+
+
 def test_too_many_streams(device):
     streams = [device.create_stream() for _ in range(device.facts.max_streams)]
     with pytest.raises(UsageError, match="streams"):
