@@ -13,7 +13,7 @@ from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl import driver
 from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.command_count import CommandCount
-from ggsched_opencl.driver import COMPLETE, Handle, status_of
+from ggsched_opencl.driver import COMPLETE, Handle, place_of, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent, Point
 from ggsched_opencl.times import OpenClTimes
 
@@ -88,11 +88,12 @@ class OpenClQueue(CommandQueue[Point]):
 
     def download(self, memory: Any, offset: int, target: HostMemory) -> None:
         """Copy bytes of the device to the host."""
-        self._hold(driver.enqueue_download(self._handle, memory, offset, target))
+        self._hold(driver.enqueue_download(self._handle, *place_of(memory, offset), target))
 
     def copy(self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int) -> None:
         """Copy within the device."""
-        self._take(driver.enqueue_copy(self._handle, src, src_offset, dst, dst_offset, nbytes))
+        source = place_of(src, src_offset)
+        self._take(driver.enqueue_copy(self._handle, *source, dst, dst_offset, nbytes))
 
     def fill(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
         """Set bytes of the device to a repeated pattern."""
