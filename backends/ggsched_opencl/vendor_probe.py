@@ -39,7 +39,7 @@ def main(library: str) -> int:
         ctypes.c_int32, pointer, ctypes.c_uint64, ctypes.c_uint32, pointer, pointer
     )
     for platform in platforms:
-        table = ctypes.cast(platform, ctypes.POINTER(ctypes.POINTER(pointer)))[0]
+        table = ctypes.cast(platform or 0, ctypes.POINTER(ctypes.POINTER(pointer)))[0]
         kind(table[_GET_DEVICES])(platform, _ALL, 0, None, ctypes.byref(count))
     return 0
 
