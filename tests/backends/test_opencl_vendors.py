@@ -2,17 +2,22 @@
 
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pyopencl", reason="pyopencl is in the extra 'opencl'")
 
-from ggsched_opencl import driver, vendors
+from ggsched.errors import BackendUnavailable
+from ggsched_opencl import driver, is_refused, vendors
 from tests.backends.opencl_devices import TIMEOUT_S, opencl_device
+from tests.meta.repository import ROOT
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 CRASHES = "void *clGetExtensionFunctionAddress(const char *name) { __builtin_trap(); }"
@@ -303,3 +308,58 @@ def test_a_damaged_cache_of_pyopencl_is_removed_and_does_not_break_the_backend(t
     )  # fmt: skip
     assert done.stdout == "built False\n", done.stderr[-3000:]
     assert "is damaged, and was removed" in done.stderr
+
+
+# --- whether another OpenCL is installed, and what is advised ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hint", "code"), [(driver.INTEL_HINT, 4), (driver.OTHERS_HINT, 0), (driver.INSTALL_HINT, 0)]
+)
+def test_another_opencl_is_asked_for_where_it_is_advised(monkeypatch, hint, code):
+    def refuse():
+        raise BackendUnavailable("refused", hint=hint)
+
+    monkeypatch.setattr(driver, "find_devices", refuse)
+    assert is_refused.main() == code
+
+
+@pytest.mark.opencl
+def test_no_other_opencl_is_asked_for_where_there_is_one():
+    opencl_device().close()
+    assert is_refused.main() == 0
+
+
+ADVICE = {"opencl": driver.INSTALL_HINT, "opencl-intel": driver.INTEL_HINT}
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the wheels are for x86-64")
+@pytest.mark.parametrize("extra", ADVICE)
+def test_advice_is_right_in_a_fresh_environment(tmp_path, extra):
+    """What ``ggsched devices`` prints is done, word by word, in an environment of its own."""
+    (advised,) = re.findall(r'pip install "(ggsched\[[\w-]+\])"', ADVICE[extra])
+    assert advised == f"ggsched[{extra}]"
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    clean = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OCL_", "PYOPENCL"))
+    }
+
+    def run(*arguments, timeout=240):
+        return subprocess.run(
+            [python, *arguments],
+            check=False, capture_output=True, text=True, timeout=timeout, env=clean, cwd=tmp_path,
+        )  # fmt: skip
+
+    here = str(ROOT) + advised.removeprefix("ggsched")
+    installed = run("-m", "pip", "install", "--quiet", "--editable", here)
+    if installed.returncode and "No matching distribution" in installed.stderr:
+        pytest.skip("no registry of packages can be reached")
+    assert installed.returncode == 0, installed.stderr
+    found = json.loads(run("-m", "ggsched", "devices", "--json").stdout)
+    (status,) = (b for b in found["backends"] if b["name"] == "opencl")
+    if extra == "opencl" and status["hint"] == driver.INTEL_HINT:
+        return  # the next advice
+    assert status["state"] == "ready", status
