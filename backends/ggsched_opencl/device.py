@@ -95,10 +95,19 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         return driver.make_buffer(self.context, self._migrating, nbytes)
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Return a read-only buffer over host memory, on devices that share it."""
+        """Return a read-only buffer over host memory, on devices that share it.
+
+        Raises:
+            OutOfDeviceMemory: it is larger than a buffer of the driver can be.
+        """
         self._require_open()
         checks.check_import(self.facts, memory)
-        imported = driver.import_buffer(self.context, memory, self.facts.alignment)
+        try:
+            imported = driver.import_buffer(self.context, memory, self.facts.alignment)
+        except driver.errors() as error:
+            if memory.nbytes <= self.facts.max_allocation_nbytes:
+                raise
+            raise self._out_of_memory(memory.nbytes) from error
         return self._register(BaseBuffer(self, memory.nbytes, imported, readonly=True))
 
     def make_stream(self, name: str) -> QueuedStream[OpenClQueue]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ggsched import GraphBuilder, Scheduler
 from ggsched.backend.protocols import Backend, Buffer, Device, Event, Program, Stream
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from tests.backends.device_settings import cpu_device, download, node, upload, vector
@@ -166,6 +167,31 @@ def test_imports_are_the_memory_of_the_host_wherever_it_lies(device, ahead):
     else:
         stream.launch(program)
         np.testing.assert_array_equal(download(stream, out, 16), 2 * numbers)
+
+
+def test_a_weight_that_is_larger_than_one_buffer_is_refused_in_one_line(device, monkeypatch):
+    """It was an error of the plug-in: ``import_host raised LogicError``."""
+    from ggsched_opencl import driver
+
+    if not device.facts.imports_host_memory:
+        pytest.skip("the device does not share the memory of the host")
+
+    def refuse(*arguments, **named):
+        raise driver.cl.LogicError("create_buffer failed: INVALID_BUFFER_SIZE")
+
+    monkeypatch.setattr(driver, "import_buffer", refuse)
+    device.facts = replace(device.facts, max_allocation_nbytes=1 << 10)
+    g = GraphBuilder()
+    graph = g.build(g.mul_mat(g.weight("wide", (64, 64)), g.input("x", (1, 64))))
+    weights = {"wide": np.ones((64, 64), np.float32)}
+    x = np.ones((1, 64), np.float32)
+    scheduled = Scheduler([device], weights=weights)
+    with scheduled as scheduler, pytest.raises(OutOfDeviceMemory) as caught:
+        scheduler.run(graph, {"x": x})
+    line = str(caught.value)
+    assert line.startswith("opencl:0: requested 16384 bytes, ")
+    assert "for weight 'wide'; one buffer holds at most 1024 bytes" in line
+    assert "\n" not in line
 
 
 def test_a_driver_that_copies_imports_in_silence_declares_none(device, monkeypatch):
