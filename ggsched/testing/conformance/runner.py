@@ -208,21 +208,23 @@ class ConformanceRunner:
         return CaseResult(case, "fail", reason, ("open the devices",), seed, error=error)
 
     def has_device(self) -> bool:
-        """Whether a device can be opened, and moves bytes."""
+        """Whether a device can be opened, and makes streams and buffers.
 
-        def move() -> None:
+        Transfers would say less: a device that is broken from the start is not one that was lost.
+        """
+
+        def make() -> None:
             w = self._world("device", self.seed, 1, can_hold=False)
             failed = True
             try:
-                q, x = w.stream(), w.buffer()
-                w.put(q, x, w.bytes())
-                w.get(q, x)
+                w.stream()
+                w.buffer()
                 failed = False
             finally:
                 w.finish(failed=failed)
 
         try:
-            return guarded(move, self.harness.case_timeout_s, "device") is None
+            return guarded(make, self.harness.case_timeout_s, "device") is None
         except Hung:
             return False
 
