@@ -36,6 +36,7 @@ _OWN_FOLDER: Final = "PYOPENCL_HOME"
 
 SYSTEM: Final = Path("/etc/OpenCL/vendors")
 PROBE_TIMEOUT_S: Final = 60.0
+_NOT_LOADED: Final = "it cannot be loaded"
 _LOG: Final = logging.getLogger("ggsched.opencl")
 
 
@@ -114,7 +115,9 @@ def probed(found: Sequence[str]) -> tuple[list[str], list[Refused]]:
                 _write_sound(sound)
         usable.append(library)
     for left_out in refused:
-        _LOG.warning("opencl: %s", left_out)
+        # Containers often have the entry of a driver that is not there.
+        log = _LOG.info if left_out.why.startswith(_NOT_LOADED) else _LOG.warning
+        log("opencl: %s", left_out)
     return usable, refused
 
 
@@ -132,7 +135,7 @@ def _harm(library: str) -> str:
     except OSError:  # no process can be started; the driver may be as good as any
         return ""
     if done.returncode == vendor_probe.CANNOT_LOAD:
-        return f"it cannot be loaded: {done.stderr.strip()}"
+        return f"{_NOT_LOADED}: {done.stderr.strip()}"
     if done.returncode < 0:
         with suppress(ValueError):
             name = signal.Signals(-done.returncode).name

@@ -132,11 +132,12 @@ def test_a_driver_that_hangs_is_left_out(tmp_path, monkeypatch):
     assert "for more than 0.5 s" in found.why
 
 
-def test_a_driver_that_cannot_be_loaded_says_why(tmp_path):
+def test_a_driver_that_cannot_be_loaded_says_why(tmp_path, caplog):
     usable, (found,) = vendors.probed([library(tmp_path, "libhalf.so")])
     assert not usable
     assert found.why.startswith("it cannot be loaded: ")
     assert "libhalf.so" in found.why
+    assert not caplog.records, "each command would print it"
 
 
 @NEEDS_COMPILER
