@@ -63,7 +63,7 @@ def libraries() -> list[str]:
         place = Path(named)
         if place.is_dir():
             return _unique(_library(icd, place) for icd in sorted(place.glob("*.icd")))
-        return [_library(place, place.parent)] if place.suffix == ".icd" else [named]
+        return _unique([_library(place, place.parent) if place.suffix == ".icd" else named])
     found = [_library(icd, folder) for folder in _folders() for icd in sorted(folder.glob("*.icd"))]
     return _unique(found)
 

@@ -97,6 +97,8 @@ def test_what_the_user_names_has_precedence(machine, monkeypatch, tmp_path):
     for named in (own, own / "c.icd", "libc-driver.so"):
         monkeypatch.setenv(vendors.SETTING, str(named))
         assert vendors.libraries() == ["libc-driver.so"]
+    monkeypatch.setenv(vendors.SETTING, str(own / "gone.icd"))
+    assert vendors.libraries() == []
 
 
 def test_nothing_is_left_behind_of_what_the_loader_is_shown(monkeypatch):
