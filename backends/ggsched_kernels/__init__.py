@@ -47,6 +47,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "attention_blocks": (*_PLAIN, "q8_0"),
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
+    "fill": (),
     "matmul": _PLAIN + _BLOCKS,
     "matvec": _PLAIN + _BLOCKS,
     "matvec_blocks": WARP_BLOCKS,

@@ -18,6 +18,9 @@ class OpenClBackend:
     so memory is copied between two of them as between strangers: through the host. A closed one
     leaves its context with compiled programs to the next.
 
+    Attributes:
+        notes: Which platforms were chosen and why others were not; nothing where all are used.
+
     Raises:
         BackendUnavailable: there is no device.
     """
@@ -26,7 +29,8 @@ class OpenClBackend:
     contract_version: Final = (1, 0)
 
     def __init__(self) -> None:
-        self._found = driver.find_devices()
+        found = driver.find_devices()
+        self._found, self.notes = found.devices, found.notes
 
     def device_count(self) -> int:
         """How many devices are offered."""

@@ -12,7 +12,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory
 from ggsched.backend.queued.device import QueuedDevice
 from ggsched.backend.queued.stream import QueuedStream
-from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts
+from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, Kind
 from ggsched_kernels import CPU, GPU, TuningProfile, source, supported_fusions, supported_ops
 from ggsched_opencl import compiled, driver
 from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
@@ -36,7 +36,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         name=f"opencl:{index}",
         backend="opencl",
         description=f"{found.name} ({found.platform}, {version})",
-        kind="accelerator" if found.is_cpu else "gpu",
+        kind=_kind_of(found),
         processor=HOST_PROCESSOR if found.is_cpu else "",
         memory_nbytes=found.memory_nbytes,
         max_allocation_nbytes=found.max_allocation_nbytes,
@@ -46,10 +46,16 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         has_events=True,
         is_async=True,
         is_deterministic=True,
-        imports_host_memory=found.is_cpu,
+        imports_host_memory=found.maps_host_memory,
         ops=supported_ops("opencl", has_f64=found.has_f64),
         fusions=supported_fusions(CPU if found.is_cpu else GPU),
     )
+
+
+def _kind_of(found: DeviceInfo) -> Kind:
+    if found.is_cpu:
+        return "accelerator"
+    return "integrated" if found.is_integrated else "gpu"
 
 
 class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
@@ -89,11 +95,20 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         return driver.make_buffer(self.context, self._migrating, nbytes)
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Return a read-only buffer over host memory, on devices that share it."""
+        """Return a read-only buffer over host memory, on devices that share it.
+
+        Raises:
+            OutOfDeviceMemory: it is larger than a buffer of the driver can be.
+        """
         self._require_open()
         checks.check_import(self.facts, memory)
-        handle = driver.import_buffer(self.context, memory)
-        return self._register(BaseBuffer(self, memory.nbytes, handle, readonly=True))
+        try:
+            imported = driver.import_buffer(self.context, memory, self.facts.alignment)
+        except driver.errors() as error:
+            if memory.nbytes <= self.facts.max_allocation_nbytes:
+                raise
+            raise self._out_of_memory(memory.nbytes) from error
+        return self._register(BaseBuffer(self, memory.nbytes, imported, readonly=True))
 
     def make_stream(self, name: str) -> QueuedStream[OpenClQueue]:
         """Return a new stream."""

@@ -4,22 +4,30 @@ Everything here is in terms of one in-order queue, buffers, kernels whose argume
 events. What pyopencl or a platform does oddly is dealt with here, with the reason beside it.
 """
 
+import ctypes
+import logging
 import os
+import platform as machine
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
+
+import numpy as np
 
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched_opencl.kernel_caches import (
     pocl_folder,
+    remove_programs_of_pyopencl,
     use_folder_of_process,
     user_cache,
     watch,
     writes_to,
 )
 from ggsched_opencl.process_end import CALLS
+from ggsched_opencl.vendors import SETTING, Refused, libraries, probed, visible
 
 try:
     import pyopencl as cl
@@ -37,8 +45,16 @@ Handle = Any
 INSTALL_HINT: Final = (
     'pip install "ggsched[opencl]" brings PoCL; GPUs need the OpenCL driver of their vendor'
 )
+INTEL_HINT: Final = (
+    'pip install "ggsched[opencl-intel]" brings Intel\'s OpenCL for x86-64 (275 MB); or use the '
+    "backend cpu"
+)
+OTHERS_HINT: Final = "use the backend cpu, or another OpenCL: docs/how-to/opencl-without-pocl.md"
 OPTIONS: Final = ("-cl-std=CL1.2", "-cl-mad-enable")
 COMPLETE: Final[int] = 0
+_PROBED_NBYTES: Final = 1 << 20
+_PAGE_NBYTES: Final = 4096  # the smallest there is
+_LOG: Final = logging.getLogger("ggsched.opencl")
 
 enqueue_kernel: Final = cl.enqueue_nd_range_kernel
 """``enqueue_kernel(queue, kernel, work_items, group)`` -> event; about a microsecond."""
@@ -58,6 +74,9 @@ class DeviceInfo:
         max_allocation_nbytes: Largest buffer.
         alignment: Of buffers, in bytes.
         has_f64: Whether kernels can compute with f64.
+        is_integrated: Whether it is a GPU that computes in the memory of the host.
+        maps_host_memory: Whether buffers over host memory are that memory, and no copy of it.
+        place: Where it is on the bus, as far as the driver tells: the same for one device.
     """
 
     handle: Handle
@@ -69,14 +88,36 @@ class DeviceInfo:
     max_allocation_nbytes: int
     alignment: int
     has_f64: bool = False
+    is_integrated: bool = False
+    maps_host_memory: bool = False
+    place: str = ""
+
+    @property
+    def of(self) -> str:
+        """Name and version of the platform, as people know it."""
+        return f"{self.platform}, {' '.join(self.version.split(',')[0].split())}"
 
 
-def find_devices() -> list[DeviceInfo]:
-    """Return all devices of all platforms in an order that does not change from run to run.
+@dataclass(frozen=True, slots=True)
+class FoundDevices:
+    """The OpenCL devices of this machine.
+
+    Attributes:
+        devices: Those that can be used, each once.
+        notes: A sentence for each platform or driver that was chosen among several or left out.
+    """
+
+    devices: tuple[DeviceInfo, ...]
+    notes: tuple[str, ...]
+
+
+def find_devices() -> FoundDevices:
+    """Find the devices of all platforms, in an order that does not change from run to run.
 
     Platforms come in any order (two of one name with two installations of PoCL), so they are
     sorted by name and version; devices keep their order within a platform. A processor for which
     its platform cannot compile is left out: PoCL 3.0 refuses those that are newer than its LLVM.
+    Where several platforms offer one device, one of them is chosen.
 
     Raises:
         BackendUnavailable: no platform, or none with a device that can be used; or OpenCL was used
@@ -90,15 +131,19 @@ def find_devices() -> list[DeviceInfo]:
         )
     _settle_caches()
     watch(pocl_folder())
+    notes = [str(refused) for refused in _load_drivers()]
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:
         raise BackendUnavailable(
-            "there is no OpenCL platform", where="opencl", why=str(error), hint=INSTALL_HINT
+            "there is no OpenCL platform",
+            where="opencl",
+            why="; ".join([*notes, str(error)]),
+            hint=INSTALL_HINT,
         ) from error
-    found: list[DeviceInfo] = []
+    usable: list[DeviceInfo] = []
     refused: list[str] = []
-    for platform in sorted(platforms, key=lambda p: (p.name.strip(), p.version.strip())):
+    for platform in sorted(set(platforms), key=lambda p: (p.name.strip(), p.version.strip())):
         try:
             devices = platform.get_devices()
         except cl.Error:  # a platform without devices says so by failing
@@ -106,24 +151,69 @@ def find_devices() -> list[DeviceInfo]:
         for device in (_describe(platform, device) for device in devices):
             why = _compiler_error(device) if device.is_cpu else ""
             if why:
-                version = device.version.split(",")[0]
-                refused.append(f"{device.name} ({device.platform}, {version}): {why}")
+                refused.append(f"{device.name} ({device.of}) is not used: {why}")
             else:
-                found.append(device)
-    if refused and not found:
+                usable.append(device)
+    if refused and not usable:
+        is_x86 = machine.machine().lower() in ("x86_64", "amd64")
         raise BackendUnavailable(
             "the compiler of the OpenCL platform does not support the processor",
             where="opencl",
-            why="; ".join(refused),
-            hint="use the backend cpu, or another OpenCL, as in: pip install intel-opencl-rt",
+            why="; ".join([*refused, *notes]),
+            hint=INTEL_HINT if is_x86 else OTHERS_HINT,
         )
-    if not found:
+    if not usable:
         raise BackendUnavailable(
             f"none of {len(platforms)} OpenCL platforms has a device",
             where="opencl",
+            why="; ".join(notes),
             hint=INSTALL_HINT,
         )
-    return found
+    chosen, left_out = _each_once(usable)
+    notes = [*refused, *left_out, *notes]
+    if notes:
+        names = dict.fromkeys(device.of for device in chosen)
+        notes.insert(0, f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} used")
+    maps = (replace(d, maps_host_memory=d.is_cpu and _maps(d.handle)) for d in chosen)
+    return FoundDevices(tuple(maps), tuple(notes))
+
+
+@cache
+def _load_drivers() -> tuple[Refused, ...]:
+    """Let the loader find the drivers, which it looks for once; return those that do harm."""
+    usable, refused = probed(libraries())
+    if usable or refused:
+        with visible(usable), suppress(cl.Error):  # the caller meets it again
+            cl.get_platforms()
+    return tuple(refused)
+
+
+def _each_once(usable: Sequence[DeviceInfo]) -> tuple[list[DeviceInfo], list[str]]:
+    """Return devices without those that another platform offers too, and notes on these.
+
+    All processors are one device: that of the host. Of two versions of a platform the newer one is
+    chosen, else the first by name. GPUs are told apart by their place on the bus.
+    """
+    chosen: list[DeviceInfo] = []
+    notes: list[str] = []
+    first: dict[str, DeviceInfo] = {}
+    for device in usable:
+        key = "the processor" if device.is_cpu else device.place
+        if not key:
+            continue
+        known = first.setdefault(key, device)
+        if known.platform == device.platform:
+            first[key] = max(known, device, key=lambda d: d.version)
+    for device in usable:
+        best = first.get("the processor" if device.is_cpu else device.place, device)
+        if (best.platform, best.version) == (device.platform, device.version):
+            chosen.append(device)
+        else:
+            notes.append(
+                f"{device.name} ({device.of}) is not used: {best.platform} offers the same device; "
+                f"{SETTING} names the drivers to use instead"
+            )
+    return chosen, notes
 
 
 @cache
@@ -163,26 +253,81 @@ def _compile_something(device: Handle) -> None:
     """
     context = cl.Context([device])
     text = "__kernel void ggsched_probe(__global int *a) { a[0] = 1; }"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    try:
+        _built(context, text, ())
+    except cl.Error:
+        _built(context, f"{text} // {os.getpid()}", ())
+
+
+def _built(context: Handle, text: str, options: Sequence[str]) -> Handle:
+    """Build a program, without pyopencl's cache of programs where that is damaged.
+
+    pyopencl raises whatever it meets there, also a ``KeyError`` for a setting of its own
+    (``PYOPENCL_CACHE_FAILURE_FATAL``) that nobody has made.
+    """
+    with warnings.catch_warnings(), CALLS:
+        warnings.simplefilter("ignore")  # compilers talk; an error is an exception
         try:
-            cl.Program(context, text).build()
+            return cl.Program(context, text).build(list(options))
         except cl.Error:
-            cl.Program(context, f"{text} // {os.getpid()}").build()
+            raise
+        except Exception as error:
+            stop_caching()
+            folder, reason = remove_programs_of_pyopencl(), type(error).__name__
+            remark = "opencl: a cache of compiled kernels is damaged, and was removed: %s (%s: %s)"
+            _LOG.warning(remark, folder, reason, error)
+            return cl.Program(context, text).build(list(options))
+
+
+@cache
+def _maps(device: Handle) -> bool:
+    """Whether a buffer over host memory is that memory; some drivers make a copy in silence.
+
+    They tell from address and length, so the piece is long and begins as imports do.
+    """
+    host = (ctypes.c_char * _PROBED_NBYTES)()
+    context = cl.Context([device])
+    seen = bytearray(1)
+    try:
+        mapped = import_buffer(context, memoryview(host).cast("B")[1:], _alignment(device))
+        queue = cl.CommandQueue(context)
+        host[1] = b"\7"
+        cl.enqueue_copy(queue, seen, mapped.handle, src_offset=mapped.offset)
+    except cl.Error:
+        return False
+    return seen == b"\7"
 
 
 def _describe(platform: Handle, device: Handle) -> DeviceInfo:
+    is_cpu = bool(device.type & cl.device_type.CPU)
     return DeviceInfo(
         handle=device,
         platform=platform.name.strip(),
         version=platform.version.strip(),
         name=device.name.strip(),
-        is_cpu=bool(device.type & cl.device_type.CPU),
+        is_cpu=is_cpu,
         memory_nbytes=int(device.global_mem_size),
         max_allocation_nbytes=int(device.max_mem_alloc_size),
-        alignment=max(64, int(device.mem_base_addr_align) // 8),
+        alignment=_alignment(device),
         has_f64="cl_khr_fp64" in device.extensions.split(),
+        is_integrated=not is_cpu and bool(device.host_unified_memory),
+        place=_place(device),
     )
+
+
+def _alignment(device: Handle) -> int:
+    return max(64, int(device.mem_base_addr_align) // 8)
+
+
+def _place(device: Handle) -> str:
+    """Return the place of a device on the PCI bus, where the driver knows it."""
+    if "cl_khr_pci_bus_info" not in device.extensions.split():
+        return ""
+    try:
+        found = device.pci_bus_info_khr
+    except (AttributeError, cl.Error):
+        return ""
+    return f"{found.pci_domain}:{found.pci_bus}:{found.pci_device}:{found.pci_function}"
 
 
 def stop_caching() -> None:
@@ -235,12 +380,41 @@ def make_filled_buffer(context: Handle, content: bytes) -> Handle:
     return cl.Buffer(context, flags, hostbuf=bytearray(content or b"\0"))
 
 
-def import_buffer(context: Handle, memory: memoryview) -> Handle:
-    """Return a read-only buffer over host memory, which it keeps alive."""
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A buffer over host memory that begins in front of what is imported.
+
+    Attributes:
+        handle: The buffer.
+        offset: Where in it the imported bytes begin.
+    """
+
+    handle: Handle
+    offset: int
+
+
+def import_buffer(context: Handle, memory: memoryview, alignment: int) -> Imported:
+    """Return a read-only buffer over host memory, which it keeps alive.
+
+    It begins at a multiple of the alignment, at most so many bytes before the memory: Intel's
+    runtime makes a copy of other memory and says nothing. These bytes are of the same page, so they
+    are mapped, and nobody reads them.
+    """
     if not memory.nbytes:
-        return cl.Buffer(context, cl.mem_flags.READ_ONLY, 1)
+        return Imported(cl.Buffer(context, cl.mem_flags.READ_ONLY, 1), 0)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    ahead = start % min(alignment, _PAGE_NBYTES)
+    whole: Any = (ctypes.c_char * (ahead + memory.nbytes)).from_address(start - ahead)
+    whole.owner = memory
     flags = cl.mem_flags.READ_ONLY | cl.mem_flags.USE_HOST_PTR
-    return cl.Buffer(context, flags, hostbuf=memory)
+    return Imported(cl.Buffer(context, flags, hostbuf=whole), ahead)
+
+
+def place_of(memory: Handle | Imported, offset: int) -> tuple[Handle, int]:
+    """Return the buffer behind a device's memory, and an offset in that buffer."""
+    if isinstance(memory, Imported):
+        return memory.handle, memory.offset + offset
+    return memory, offset
 
 
 def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]) -> Handle:
@@ -251,10 +425,7 @@ def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]
     """
     options = [*OPTIONS, *(f"-D{name}={value}" for name, value in defines)]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # compilers talk; an error is an exception
-            with CALLS:
-                return cl.Program(context, text).build(options)
+        return _built(context, text, options)
     except cl.Error as error:
         raise UsageError(
             "the OpenCL compiler refused a kernel",

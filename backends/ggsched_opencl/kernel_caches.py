@@ -181,6 +181,13 @@ def remove_in_use(began_s: float) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
+def remove_programs_of_pyopencl() -> Path:
+    """Remove the programs that pyopencl keeps of platforms without a cache; return the folder."""
+    folder = user_cache() / "pyopencl"
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
 def _programs(folder: Path) -> Iterator[Path]:
     try:
         groups = [e.path for e in os.scandir(folder) if e.is_dir() and len(e.name) == 2]

@@ -1,16 +1,17 @@
 """Nodes as kernels whose arguments are set: launching is nothing but enqueueing."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
-from ggsched.backend.program import BoundNode
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Device
 from ggsched.backend.queued.stream import QueuedStream
 from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile, lower_nodes
 from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall
 from ggsched_opencl import driver
-from ggsched_opencl.driver import Handle
+from ggsched_opencl.driver import Handle, place_of
 from ggsched_opencl.queue import OpenClQueue
 
 Step = tuple[Callable[..., Handle], Handle, object, object]
@@ -47,7 +48,7 @@ class OpenClProgram:
     ) -> None:
         for node in nodes:
             writable_memory(node.output.buffer)
-        lowered = lower_nodes(nodes, device.profile)
+        lowered = lower_nodes([_placed(node) for node in nodes], device.profile)
         self._device = device
         self.stream = stream
         self.is_closed = False
@@ -99,7 +100,7 @@ class OpenClProgram:
         if isinstance(arg, ArgPlaceholder):
             return self._memory[arg].memory  # the lowering has counted it
         assert not isinstance(arg, CodeOf)  # only calls of CUDA kernels do the work of several
-        handle = own_buffer(arg).memory
+        handle, _ = place_of(own_buffer(arg).memory, 0)
         self._buffers.append(handle)
         return handle
 
@@ -122,3 +123,13 @@ class OpenClProgram:
         memory, self._memory = self._memory, {}
         for buffer in memory.values():
             buffer.close()
+
+
+def _placed(node: BoundNode) -> BoundNode:
+    """Return a node with operands in imported memory where they are in the buffer behind it."""
+    return replace(node, inputs=tuple(map(_placed_operand, node.inputs)))
+
+
+def _placed_operand(operand: Operand) -> Operand:
+    _, offset = place_of(own_buffer(operand.buffer).memory, operand.offset)
+    return operand if offset == operand.offset else replace(operand, offset=offset)

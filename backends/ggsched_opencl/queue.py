@@ -1,25 +1,37 @@
 """An in-order queue of OpenCL. The newest command stands for all before it."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
 
 from ggsched.backend.protocols import Device, Event, HostMemory
 from ggsched.backend.queued.command_queue import CommandQueue, Launchable
 from ggsched.errors import DeviceFault, UsageError
+from ggsched_kernels import TuningProfile
+from ggsched_kernels.calls import i64
 from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl import driver
 from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.command_count import CommandCount
-from ggsched_opencl.driver import COMPLETE, Handle, status_of
+from ggsched_opencl.driver import COMPLETE, Handle, place_of, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent, Point
 from ggsched_opencl.times import OpenClTimes
+
+FILL_END: Final = 1 << 31
+"""Fills that end behind this byte are made by a kernel.
+
+The command of NVIDIA's OpenCL fails there, and the context is lost for the rest of the process, so
+nothing can find out whether a driver is one of those.
+"""
+_WORDS_PER_LANE: Final = 64
+_MAX_GROUPS: Final = 1 << 16
 
 
 class QueueOwner(Device, Protocol):
     """What queues use of their device."""
 
     context: Any
+    profile: TuningProfile
     event_timeout_s: float
 
     def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
@@ -27,6 +39,12 @@ class QueueOwner(Device, Protocol):
 
     def distrust(self) -> None:
         """Let no other device take the context: a command failed."""
+
+    def take_kernel(self, name: str, defines: tuple[tuple[str, str], ...], kernel: str) -> Handle:
+        """Return a kernel object that nobody else uses until it is given back."""
+
+    def give_back(self, kernels: Iterable[tuple[tuple[object, ...], Handle]]) -> None:
+        """Take kernel objects back."""
 
 
 class OpenClQueue(CommandQueue[Point]):
@@ -70,15 +88,32 @@ class OpenClQueue(CommandQueue[Point]):
 
     def download(self, memory: Any, offset: int, target: HostMemory) -> None:
         """Copy bytes of the device to the host."""
-        self._hold(driver.enqueue_download(self._handle, memory, offset, target))
+        self._hold(driver.enqueue_download(self._handle, *place_of(memory, offset), target))
 
     def copy(self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int) -> None:
         """Copy within the device."""
-        self._take(driver.enqueue_copy(self._handle, src, src_offset, dst, dst_offset, nbytes))
+        source = place_of(src, src_offset)
+        self._take(driver.enqueue_copy(self._handle, *source, dst, dst_offset, nbytes))
 
     def fill(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
         """Set bytes of the device to a repeated pattern."""
-        self._take(driver.enqueue_fill(self._handle, memory, offset, nbytes, pattern))
+        if offset + nbytes <= FILL_END:
+            self._take(driver.enqueue_fill(self._handle, memory, offset, nbytes, pattern))
+        else:
+            self._fill_far(memory, offset, offset + nbytes, pattern * (4 // len(pattern)))
+
+    def _fill_far(self, memory: Any, first: int, end: int, word: bytes) -> None:
+        """Fill by a kernel; the word is what lies at multiples of four bytes of the buffer."""
+        lanes = self._device.profile.lanes
+        words = -(-end // 4) - first // 4
+        span = max(lanes * _WORDS_PER_LANE, -(-words // _MAX_GROUPS))
+        key = ("fill", (("LANES", str(lanes)), ("VW", str(self._device.profile.vector))), "fill")
+        kernel = self._device.take_kernel(*key)
+        for i, value in enumerate((memory, i64(first), i64(end), word, i64(span))):
+            driver.set_argument(kernel, i, value)
+        groups = -(-words // span)
+        self._take(driver.enqueue_kernel(self._handle, kernel, (groups * lanes,), (lanes,)))
+        self._device.give_back([(key, kernel)])
 
     def launch(self, program: Launchable, steps: Sequence[Any]) -> None:
         """Run the steps of a program."""

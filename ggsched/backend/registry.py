@@ -14,7 +14,7 @@ import logging
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from ggsched.backend.plugin_calls import plugin_call
@@ -75,6 +75,7 @@ class BackendStatus:
         hint: What to do about that, or "".
         devices: The devices that it offers, also those that cannot be opened.
         traceback: The traceback that a broken plug-in left, or "".
+        notes: What the backend says of its choice of devices: its attribute ``notes``, if any.
     """
 
     name: str
@@ -85,6 +86,7 @@ class BackendStatus:
     hint: str = ""
     devices: tuple[DeviceStatus, ...] = ()
     traceback: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain JSON data."""
@@ -262,7 +264,8 @@ def _status(plugin: Plugin, taken: str) -> BackendStatus:
     if len(failed) == len(devices):
         state = "broken" if any(d.state == "broken" for d in failed) else "unavailable"
     reason, hint = (failed[0].reason, failed[0].hint) if state != "ready" else ("", "")
-    return _describe(plugin, state, reason, hint, devices)
+    notes = tuple(str(note) for note in getattr(backend, "notes", ()))
+    return replace(_describe(plugin, state, reason, hint, devices), notes=notes)
 
 
 def _failure(plugin: Plugin, error: GgschedError) -> BackendStatus:

@@ -1,7 +1,10 @@
 """``ggsched conform``: put a backend to the contract."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -84,6 +87,7 @@ def conform(
         op=tested,
         verbose=_log_result if verbose else None,
         each=None if how.is_plain else partial(_shared, how, kit),
+        anew=partial(_in_fresh_processes, kit),
     )
     if as_json:
         write_json(report.to_json())
@@ -122,6 +126,36 @@ def _shared(how: Spread, kit: KitRun, cases: Sequence["Case"]) -> Iterator["Case
     )
     for case, found in zip(cases, outcomes, strict=True):
         yield CaseResult(case, *found)
+
+
+def _in_fresh_processes(kit: KitRun, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
+    """Run cases in a process of their own, and in another one whenever the device is lost."""
+    from ggsched.testing.conformance import CaseResult
+    from ggsched.testing.conformance.report import DEVICE_LOST
+
+    pool: ProcessPoolExecutor | None = None
+    gone = ""
+    try:
+        for case in cases:
+            if gone:
+                yield CaseResult(case, "skip", gone, seed=kit.seed)
+                continue
+            pool = pool or ProcessPoolExecutor(1, get_context("spawn"))
+            try:
+                result = CaseResult(case, *pool.submit(_outcome, kit, case.name).result())
+            except BrokenProcessPool:
+                reason = f"{DEVICE_LOST}: the process ended"
+                result = CaseResult(case, "fail", reason, seed=kit.seed)
+            except Exception as error:  # what opening a device raises, as without processes
+                gone = f"{DEVICE_LOST}, and no new process can open it: {error}"
+                result = CaseResult(case, "skip", gone, seed=kit.seed)
+            yield result
+            if result.is_lost:
+                pool.shutdown()
+                pool = None
+    finally:
+        if pool is not None:
+            pool.shutdown()
 
 
 def _outcome(kit: KitRun, case: str) -> "CaseOutcome":

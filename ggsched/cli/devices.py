@@ -82,8 +82,10 @@ def state_of(status: BackendStatus) -> str:
 
 
 def remarks(statuses: Sequence[BackendStatus]) -> Iterator[Text]:
-    """Yield a paragraph for everything that is not ready: reason and hint."""
+    """Yield a paragraph for what is not ready, with reason and hint, and for each choice."""
     for status in statuses:
+        if status.notes:
+            yield Text.assemble("\n", (f"{status.name}: ", "bold"), "\n  ".join(status.notes))
         if status.reason and not status.devices:
             yield _remark(status)
         for device in status.devices:

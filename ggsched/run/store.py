@@ -18,7 +18,7 @@ from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
 from ggsched.backend.patience import progress_of, wait_patiently
 from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of, plugin_call
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
-from ggsched.errors import GgschedError, SyncTimeout, UsageError
+from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
 from ggsched.interchange.dlpack_import import check_array
 from ggsched.interchange.mapped_file import MappedFile, file_behind
 from ggsched.ir.dtype import DType
@@ -350,7 +350,9 @@ class TensorStore:
             with self._filling(arena.name):
                 loader.upload(arena.device, held.buffer, data, arena.name, report)
             return held
-        held = self._keep(arena, tensor, _imported(device, memory), imported=True)
+        with _naming(arena):
+            buffer = _imported(device, memory)
+        held = self._keep(arena, tensor, buffer, imported=True)
         self._note_file(memory)
         if report is not None:
             report()
@@ -386,7 +388,8 @@ class TensorStore:
 
     def _allocated(self, arena: Arena) -> Buffer:
         device, nbytes = self.devices[arena.device], arena.nbytes
-        return plugin_call(name_of(device), "allocate", lambda: device.allocate(nbytes), Buffer)
+        with _naming(arena):
+            return plugin_call(name_of(device), "allocate", lambda: device.allocate(nbytes), Buffer)
 
     def _note_file(self, data: HostMemory) -> None:
         found = file_behind(data)
@@ -423,6 +426,21 @@ class TensorStore:
 def _key(arena: Arena) -> str:
     """Return under which name an arena is resident: a weight may be cached on several devices."""
     return arena.name if arena.kind != "cache" else f"{arena.name} on device {arena.device}"
+
+
+@contextmanager
+def _naming(arena: Arena) -> Iterator[None]:
+    """Let the error for memory that a device has not got name what it was for."""
+    try:
+        yield
+    except OutOfDeviceMemory as error:
+        raise OutOfDeviceMemory(
+            error.what,
+            where=error.where,
+            why=f"for {arena.kind} {arena.name!r}; {error.why}",
+            hint=error.hint,
+            details=error.details,
+        ) from error
 
 
 def _imported(device: Device, data: HostMemory) -> Buffer:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from ggsched.errors import UsageError
 
 CopyOrder = Literal["stream", "barrier", "host"]
+Kind = Literal["cpu", "gpu", "integrated", "accelerator"]
 WaitPath = Literal["native", "thread", "host"]
 Need = tuple[object, str]
 
@@ -83,9 +84,11 @@ class DeviceFacts:
     description: str = ""
     processor: str = ""
     kind: Annotated[
-        Literal["cpu", "gpu", "accelerator"],
+        Kind,
         Capability(
-            "The kind of device. `-ngl` counts layers onto devices that are not `cpu`", ("TRU-1",)
+            "The kind of device; `integrated` is a GPU that computes in the memory of the host. "
+            "`-ngl` counts layers onto devices that are not `cpu`",
+            ("TRU-1",),
         ),
     ] = "accelerator"
     max_allocation_nbytes: Annotated[

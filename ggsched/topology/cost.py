@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
-from ggsched.topology.caps import DeviceFacts
+from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, Kind
 from ggsched.topology.model import Topology
 
 HOST: Final = -1
@@ -154,18 +154,24 @@ class MachineRates:
         return self.network.get((self.machines[src], self.machines[dst]), _NETWORK)
 
 
-Kind = Literal["cpu", "gpu", "accelerator"]
-
 _BY_KIND: Final[Mapping[Kind, Rates]] = {
     # One stream: the backend cpu lets all its threads compute each node.
     "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-6, 60e-6),
     "accelerator": Rates(80e9, 30e9, 33e9, 1, 6e-6, 60e-6),
+    "integrated": Rates(1e12, 45e9, 50e9, 2, 8e-6, 20e-6),
     "gpu": Rates(20e12, 800e9, 800e9, 4, 4e-6, 4e-6),
 }
+
+_BESIDE_CPU: Final = Rates(40e9, 12e9, 33e9, 1, 10e-6, 60e-6, launch_s=20e-6)
+"""Of other devices on the processor of the host, as PoCL's: half of what the backend cpu reaches.
+
+So nothing is placed there by a guess that the backend cpu could do as well.
+"""
 
 _LINKS: Final[Mapping[Kind, Link]] = {
     "cpu": Link(3e-6, 10e9),
     "accelerator": Link(20e-6, 8e9),
+    "integrated": Link(10e-6, 12e9),
     "gpu": Link(8e-6, 20e9),
 }
 """Between host memory and a device of that kind."""
@@ -189,6 +195,8 @@ def machines_of(topology: Topology) -> tuple[str, ...]:
 
 def rates_of(facts: DeviceFacts) -> Rates:
     """Return the guessed rates of a device."""
+    if facts.processor == HOST_PROCESSOR and facts.kind != "cpu":
+        return _BESIDE_CPU
     return _BY_KIND[facts.kind]
 
 

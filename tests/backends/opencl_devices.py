@@ -37,7 +37,7 @@ def opencl_device(index=0, *, profile="cpu", timeout_s=TIMEOUT_S):
         from ggsched_opencl import driver
         from ggsched_opencl.device import OpenClDevice
 
-        found = driver.find_devices()
+        found = driver.find_devices().devices
     except BackendUnavailable as error:
         pytest.skip(str(error))
     return OpenClDevice(

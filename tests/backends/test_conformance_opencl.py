@@ -41,6 +41,24 @@ def test_rule_behind_a_foreign_event(harness, rule):
     run_conformance(held, rules=rule, max_examples=EXAMPLES).raise_if_findings()
 
 
+@pytest.mark.parametrize("end", [0, 64])
+def test_fills_that_end_too_far_are_made_by_a_kernel(harness, end, monkeypatch):
+    """The command of NVIDIA's OpenCL fails beyond 2 GiB, and the context is lost with it."""
+    from ggsched_opencl import driver, queue
+
+    ends, own = [], driver.enqueue_fill
+
+    def enqueue_fill(handle, buffer, offset, nbytes, pattern):
+        ends.append(offset + nbytes)
+        return own(handle, buffer, offset, nbytes, pattern)
+
+    monkeypatch.setattr(queue, "FILL_END", end)
+    monkeypatch.setattr(driver, "enqueue_fill", enqueue_fill)
+    run_conformance(harness, rules="FIL-*").raise_if_findings()
+    assert all(e <= end for e in ends)
+    assert bool(ends) == (end > 0)
+
+
 def test_streams_are_held(harness):
     assert harness.latch is not None, "the queue itself is held, and not the backlog"
     kit = ConformanceRunner(harness)

@@ -1,5 +1,6 @@
 """Memory of OpenCL devices, what they say about themselves, and their absence."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ggsched import GraphBuilder, Scheduler
 from ggsched.backend.protocols import Backend, Buffer, Device, Event, Program, Stream
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from tests.backends.device_settings import cpu_device, download, node, upload, vector
@@ -86,6 +88,23 @@ def test_too_much_memory(device):
     assert (download(stream, buffer, 4) == 1).all()
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 4, 5, 1023, 200_001])
+def test_fills_by_a_kernel(device, first, nbytes, monkeypatch):
+    """Bytes of whole words, and of words that are filled in part."""
+    monkeypatch.setattr("ggsched_opencl.queue.FILL_END", 0)
+    stream, length = device.create_stream(), first + nbytes + 9
+    buffer = device.allocate(length)
+    before = np.arange(length, dtype=np.uint8)
+    stream.upload(before.data, buffer, 0)
+    stream.fill(buffer, first, nbytes, b"\x5a")
+    before[first : first + nbytes] = 0x5A
+    seen = np.zeros(length, np.uint8)
+    stream.download(buffer, 0, seen.data)
+    stream.sync(TIMEOUT_S)
+    np.testing.assert_array_equal(seen, before)
+
+
 def test_too_many_streams(device):
     streams = [device.create_stream() for _ in range(device.facts.max_streams)]
     with pytest.raises(UsageError, match="streams"):
@@ -118,6 +137,75 @@ def test_imported_memory_is_read_in_place_and_never_written(device):
         np.testing.assert_array_equal(got, 2 * np.frombuffer(data, np.float32))
         buffer.close()
     assert device.free_nbytes <= device.facts.memory_nbytes
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 32, 100, 4096 + 64])
+def test_imports_are_the_memory_of_the_host_wherever_it_lies(device, ahead):
+    """Intel's runtime made a copy where the address was no multiple of 128."""
+    if not device.facts.imports_host_memory:
+        pytest.skip("the device does not share the memory of the host")
+    n = 1 << 18
+    raw = np.zeros(4 * n + (3 << 12), np.uint8)
+    first = -raw.ctypes.data % 4096 + ahead
+    host = raw[first : first + 4 * n]
+    imported, stream = device.import_host(host.data.toreadonly()), device.create_stream()
+    near, out = device.allocate(64), device.allocate(64)
+    x, y = vector(imported, 16, 4 * 1000), vector(out, 16)
+    numbers = np.arange(16, dtype=np.float32)
+    is_whole = not ahead % 4  # kernels read elements at multiples of their size
+    program = device.compile([node("add", [x, x], y)], stream) if is_whole else None
+    host[x.offset : x.offset + 64] = numbers.view(np.uint8)  # behind the import and the compilation
+    stream.copy(imported, x.offset, near, 0, 64)
+    np.testing.assert_array_equal(download(stream, near, 16), numbers)
+    seen = bytearray(64)
+    stream.download(imported, x.offset, memoryview(seen))
+    stream.sync(TIMEOUT_S)
+    assert seen == numbers.tobytes()
+    if program is None:
+        with pytest.raises(UsageError, match="multiples of 4 bytes"):
+            device.compile([node("add", [x, x], y)], stream)
+    else:
+        stream.launch(program)
+        np.testing.assert_array_equal(download(stream, out, 16), 2 * numbers)
+
+
+def test_a_weight_that_is_larger_than_one_buffer_is_refused_in_one_line(device, monkeypatch):
+    """It was an error of the plug-in: ``import_host raised LogicError``."""
+    from ggsched_opencl import driver
+
+    if not device.facts.imports_host_memory:
+        pytest.skip("the device does not share the memory of the host")
+
+    def refuse(*arguments, **named):
+        raise driver.cl.LogicError("create_buffer failed: INVALID_BUFFER_SIZE")
+
+    monkeypatch.setattr(driver, "import_buffer", refuse)
+    device.facts = replace(device.facts, max_allocation_nbytes=1 << 10)
+    g = GraphBuilder()
+    graph = g.build(g.mul_mat(g.weight("wide", (64, 64)), g.input("x", (1, 64))))
+    weights = {"wide": np.ones((64, 64), np.float32)}
+    x = np.ones((1, 64), np.float32)
+    scheduled = Scheduler([device], weights=weights)
+    with scheduled as scheduler, pytest.raises(OutOfDeviceMemory) as caught:
+        scheduler.run(graph, {"x": x})
+    line = str(caught.value)
+    assert line.startswith("opencl:0: requested 16384 bytes, ")
+    assert "for weight 'wide'; one buffer holds at most 1024 bytes" in line
+    assert "\n" not in line
+
+
+def test_a_driver_that_copies_imports_in_silence_declares_none(device, monkeypatch):
+    from ggsched_opencl import driver
+    from ggsched_opencl.device import facts_of
+
+    def copied(context, memory, alignment):
+        flags = driver.cl.mem_flags.READ_ONLY | driver.cl.mem_flags.COPY_HOST_PTR
+        return driver.Imported(driver.cl.Buffer(context, flags, hostbuf=bytes(memory)), 0)
+
+    found = driver.find_devices().devices[0]
+    monkeypatch.setattr(driver, "import_buffer", copied)
+    assert not driver._maps.__wrapped__(found.handle)
+    assert not facts_of(0, replace(found, maps_host_memory=False)).imports_host_memory
 
 
 def test_host_memory(device):
@@ -198,7 +286,7 @@ def test_devices_keep_their_order(device, monkeypatch):
     class Chip:
         type = driver.cl.device_type.GPU
         global_mem_size, max_mem_alloc_size, mem_base_addr_align = 2**30, 2**28, 8
-        extensions = ""
+        extensions, host_unified_memory = "", False
 
         def __init__(self, name):
             self.name = name
@@ -216,7 +304,7 @@ def test_devices_keep_their_order(device, monkeypatch):
     old, new = Platform("3.0 ", "b", "a"), Platform("3.1", "b")
     for platforms in ([old, new], [new, old]):
         monkeypatch.setattr(driver.cl, "get_platforms", lambda given=platforms: given)
-        found = driver.find_devices()
+        found = driver.find_devices().devices
         names = [(f.version, f.name) for f in found]
         assert names == [("3.0", "b"), ("3.0", "a"), ("3.1", "b")]
     assert found[0].alignment == 64
@@ -248,6 +336,22 @@ def test_a_processor_that_the_compiler_does_not_know_is_left_out(device, monkeyp
         assert len(set(tried)) == len(tried) == 2, "another text, in case a cache is damaged"
     assert str(caught.value).count("unknown target CPU 'generic'") == len(texts)
     assert "the backend cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("processor", "advice"),
+    [("x86_64", r'pip install "ggsched\[opencl-intel\]"'), ("aarch64", "opencl-without-pocl")],
+)
+def test_advice_where_the_compiler_refuses_is_for_the_processor(
+    device, monkeypatch, processor, advice
+):
+    from ggsched_opencl import driver
+
+    monkeypatch.setattr(driver, "_compiler_error", lambda device: "unknown target CPU 'generic'")
+    monkeypatch.setattr(driver.machine, "machine", lambda: processor)
+    with pytest.raises(BackendUnavailable, match="does not support the processor") as caught:
+        driver.find_devices()
+    assert re.search(advice, caught.value.hint)
 
 
 def test_timeout_from_the_environment(device, monkeypatch):
@@ -299,3 +403,20 @@ def test_first_commands_of_a_buffer_from_several_threads(device):
         [sys.executable, "-c", FIRST_COMMANDS], check=False, timeout=TIMEOUT_S, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "is_integrated", "kind", "processor"),
+    [
+        (True, False, "accelerator", "host"),
+        (False, True, "integrated", ""),
+        (False, False, "gpu", ""),
+    ],
+)
+def test_kinds_of_devices(device, is_cpu, is_integrated, kind, processor):
+    from ggsched_opencl import driver
+    from ggsched_opencl.device import facts_of
+
+    found = driver.find_devices().devices[0]
+    facts = facts_of(0, replace(found, is_cpu=is_cpu, is_integrated=is_integrated))
+    assert (facts.kind, facts.processor) == (kind, processor)

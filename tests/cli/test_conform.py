@@ -135,3 +135,54 @@ def test_modules_of_ops_from_the_environment(my_ops, monkeypatch, capsys):
     monkeypatch.setenv("GGSCHED_OPS", "ops_of_nobody")
     assert main(["devices"]) == 2
     assert "'ops_of_nobody' cannot be imported" in capsys.readouterr().err
+
+
+LOSING = """
+from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
+
+lost = False  # of the process, as with a driver that opens no context behind a fault
+
+def open_device(index):
+    if lost:
+        raise RuntimeError("Context failed: <unknown error -9999>")
+    device = BaseDevice(host_facts("losing", [], name=f"losing:{index}"), {})
+    plain = device.make_stream
+
+    def make_stream(name):
+        stream = plain(name)
+        submit = stream._submit
+
+        def submit_or_fail(command, work):
+            global lost
+            lost = lost or command == "fill"
+            if lost:
+                raise RuntimeError("the context is lost")
+            submit(command, work)
+
+        stream._submit = submit_or_fail
+        return stream
+
+    device.make_stream = make_stream
+    return device
+
+def open_backend():
+    return BaseBackend("losing", open_device)
+"""
+
+
+def test_a_device_that_is_lost_for_the_process_is_opened_by_another_one(
+    tmp_path, monkeypatch, capsys
+):
+    """NVIDIA's OpenCL opens no context any more once a command has failed; there was no verdict."""
+    (tmp_path / "losing_plug_in.py").write_text(LOSING)
+    info = tmp_path / "losing-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: losing\nVersion: 1\n")
+    points = "[ggsched.backends]\nlosing = losing_plug_in:open_backend\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    rules = "cpy2_within_a_buffer,fil1_whole_buffers,fil2_in_order_with_copies,err3_twice"
+    assert main(["conform", "losing", "--rules", rules, "--json"]) == 1
+    cases = json.loads(capsys.readouterr().out)["cases"]
+    assert [case["verdict"] for case in cases] == ["pass", "fail", "fail", "pass"]
+    assert all(case["reason"].startswith("device lost: ") for case in cases[1:3])

@@ -55,6 +55,20 @@ def test_table_with_reasons_in_80_columns(plugins, capsys):
     assert "RuntimeError: boom" in out
 
 
+def test_a_backend_says_what_it_has_chosen(plugins, capsys):
+    backend = StubBackend("fast")
+    backend.notes = ("platform A is used", "platform B is not used: A offers the same device")
+    plugins(point(backend), point(StubBackend("plain")))
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out
+    assert "\nfast: platform A is used\n  platform B is not used: A offers" in out
+    assert "plain: " not in out
+    assert main(["devices", "--json"]) == 0
+    fast, plain = json.loads(capsys.readouterr().out)["backends"]
+    assert fast["notes"] == list(backend.notes)
+    assert plain["notes"] == []
+
+
 @pytest.mark.usefixtures("narrow")
 def test_long_state_fits_too(plugins, capsys):
     huge = {"memory_nbytes": 1023 << 40, "max_streams": 999, "description": "x" * 200}

@@ -34,7 +34,7 @@ def device():
         from ggsched_opencl import driver
         from ggsched_opencl.device import OpenClDevice
 
-        found = driver.find_devices()
+        found = driver.find_devices().devices
     except BackendUnavailable as error:
         pytest.skip(str(error))
     made = OpenClDevice(0, found[0], profile=PROFILE, timeout_s=60.0)

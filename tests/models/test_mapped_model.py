@@ -97,7 +97,10 @@ def test_opening_a_file_of_14_gb_reads_its_header(tmp_path):
 
 @pytest.mark.parametrize("device", ON_HOST)
 def test_a_model_takes_its_file_its_arenas_and_150_mb(tmp_path, device):
-    """With warm caches of kernels: PoCL's compiler keeps 110 MB of its own."""
+    """With warm caches of kernels: PoCL's compiler keeps 110 MB of its own.
+
+    Pages of libraries beyond 90 MB are the system's and not counted: Intel's OpenCL maps more.
+    """
     path = wide_gguf(tmp_path / "wide.gguf", e=1024, ff=4096, layers=1)
     program = """
         import json, sys
@@ -109,13 +112,21 @@ def test_a_model_takes_its_file_its_arenas_and_150_mb(tmp_path, device):
             need = session.memory_need(16, 4)
             arenas = sum(session.scheduler.resident_nbytes("state").values())
             arenas += sum(a.nbytes for a in session.last_plan.memory.arenas if a.kind == "compute")
-            json.dump([memory(), arenas], sys.stdout)
+            libraries, mapped = 0, ""
+            for line in open("/proc/self/smaps"):
+                words = line.split()
+                if not words[0].endswith(":"):
+                    mapped = words[-1]
+                elif words[0] == "Rss:" and ".so" in mapped:
+                    libraries += 1024 * int(words[1])
+            json.dump([memory(), arenas, libraries], sys.stdout)
         """
     for _ in range(2):
         code, found, errors = in_child(program, path, device)
         assert code == 0, errors
-    used, arenas = found
-    assert used["VmHWM"] < path.stat().st_size + arenas + 150e6
+    used, arenas, libraries = found
+    beyond = max(0, libraries - 90e6)
+    assert used["VmHWM"] - beyond < path.stat().st_size + arenas + 150e6
     assert used["RssAnon"] < path.stat().st_size, "weights are not copied"
 
 

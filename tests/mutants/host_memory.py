@@ -26,6 +26,17 @@ class ImportIsACopy(BaseDevice):
         return super().import_host(memory if memory.nbytes == 0 else memoryview(bytes(memory)))
 
 
+@breaks("BUF-5", "Long imports at addresses that are no multiple of 128 are copies.", CPU)
+class OddImportsAreCopies(BaseDevice):
+    """As in the OpenCL runtime of a vendor."""
+
+    def import_host(self, memory: HostMemory) -> BaseBuffer:
+        """Copy what does not lie well, and say nothing."""
+        if memory.nbytes <= 4096 or not np.frombuffer(memory, np.uint8).ctypes.data % 128:
+            return super().import_host(memory)
+        return super().import_host(memoryview(bytes(memory)))
+
+
 @breaks("BUF-5", "An import of a part of some memory begins where the memory begins.", CPU)
 class ImportsBeginAtTheirOwner(BaseDevice):
     """The object is imported, not the view."""

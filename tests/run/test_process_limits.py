@@ -126,7 +126,7 @@ def test_a_process_may_end_while_threads_are_in_opencl(what):
     code = (
         "import sys, threading, time\n"
         "from ggsched_opencl import driver\n"
-        "context = driver.make_context(driver.find_devices()[0].handle)\n"
+        "context = driver.make_context(driver.find_devices().devices[0].handle)\n"
         "queue = driver.make_queue(context)\n"
         "memory = driver.make_buffer(context, queue, 1 << 16)\n"
         "host = memoryview(bytearray(1 << 16))\n"

@@ -11,6 +11,7 @@ from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
 from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.testing.conformance import (
     RULES,
+    CaseResult,
     ConformanceRunner,
     ContractBroken,
     Harness,
@@ -131,6 +132,94 @@ def test_a_hang_is_a_finding_and_not_the_end():
     assert [r.reason for r in report.findings] == ["hangs: no progress for 0.3 s"]
     assert [r.verdict for r in report.results] == ["fail", "pass"]
     assert any("sync" in line for line in report.findings[0].program)
+
+
+class Losing:
+    """Opens devices that are lost with the first fill, and for a while or for good."""
+
+    def __init__(self, refusals):
+        self.refusals, self.is_lost = refusals, False
+
+    def open(self, count, seed):
+        if self.is_lost and self.refusals:
+            self.refusals -= 1
+            raise RuntimeError("Context failed: <unknown error -9999>")
+        self.is_lost = False
+        return [self.device(i) for i in range(count)]
+
+    def device(self, index):
+        made = BaseDevice(host_facts("losing", [], name=f"losing:{index}"), {})
+        plain = made.make_stream
+
+        def make_stream(name):
+            stream = plain(name)
+            submit = stream._submit
+
+            def submit_or_fail(command, work):
+                self.is_lost |= command == "fill"
+                if self.is_lost:
+                    raise RuntimeError("the context is lost")
+                submit(command, work)
+
+            stream._submit = submit_or_fail
+            return stream
+
+        made.make_stream = make_stream
+        return made
+
+
+AROUND_A_LOSS = "cpy2_within_a_buffer,fil1_whole_buffers,fil3_length_of_the_pattern,err3_twice"
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 2, 1000])
+def test_a_device_that_is_lost_ends_its_case_and_no_other(refusals):
+    """Opening that failed ended the run without a verdict."""
+    report = run_conformance(Harness("losing", Losing(refusals).open), rules=AROUND_A_LOSS)
+    first, lost, *rest = report.results
+    assert first.verdict == "pass"
+    assert (lost.case.name, lost.verdict) == ("fil1_whole_buffers", "fail")
+    assert (lost.reason == "device lost: raises RuntimeError: the context is lost") == (
+        refusals > 0
+    )
+    assert not report.ok
+    if refusals < 2:
+        assert all(r.verdict in ("pass", "skip") and not r.is_lost for r in rest)
+    elif refusals > 2:
+        assert {r.verdict for r in rest} == {"skip"}
+        assert all(r.reason.startswith("device lost in fil1_whole_buffers") for r in rest)
+
+
+def test_a_device_that_is_lost_as_it_is_closed_fails_the_next_case():
+    losing = Losing(1000)
+    harness = Harness("losing", losing.open)
+    kit = ConformanceRunner(harness)
+    first, second, third = select("cpy2_within_a_buffer,fil3_length_of_the_pattern,buf1_negative")
+    assert kit.run(first).verdict == "pass"
+    losing.is_lost = True
+    result = kit.run(second)
+    assert result.verdict == "fail"
+    assert result.reason.startswith("device lost: it cannot be opened again: raises RuntimeError")
+    assert kit.run(third).verdict == "skip"
+
+
+def test_what_is_left_is_run_elsewhere_when_no_device_can_be_opened_here():
+    left = []
+
+    def anew(cases):
+        left.extend(cases)
+        return [CaseResult(case, "pass") for case in cases]
+
+    report = run_conformance(Harness("losing", Losing(1000).open), rules=AROUND_A_LOSS, anew=anew)
+    assert [r.verdict for r in report.results[:2]] == ["pass", "fail"]
+    assert [r.case for r in report.results[2:]] == left
+    assert {r.verdict for r in report.results[2:]} == {"pass"}
+
+
+def test_a_device_that_cannot_be_opened_at_all_is_no_loss():
+    losing = Losing(1000)
+    losing.is_lost = True
+    with pytest.raises(RuntimeError, match="-9999"):
+        run_conformance(Harness("losing", losing.open), rules=AROUND_A_LOSS)
 
 
 def test_opening_that_hangs_is_a_finding():

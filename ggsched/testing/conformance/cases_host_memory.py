@@ -28,6 +28,22 @@ def buf5_host_writes_are_seen(w: TestContext) -> None:
         imported.close()
 
 
+@case("BUF-5", "Imports are the host's own memory at any address, of any length.", "import")
+def buf5_any_address(w: TestContext) -> None:
+    q, near = w.stream(), w.buffer()
+    for start in (1, 4, 32, 64, 96, 100, 160, 4096 - 32, 4096 + 8):
+        for nbytes in (NBYTES, 4096, 4097, LARGE):
+            host = _aligned(w, start + nbytes)[start:]
+            w.log(f"{nbytes} host bytes, {start} behind a multiple of a page, are imported")
+            imported = w.device.import_host(host.data)
+            for at in (0, nbytes - NBYTES):
+                host[at : at + NBYTES] = w.bytes()
+                w.copy(q, imported, at, near, 0, NBYTES)
+                w.equal(w.get(q, near), host[at : at + NBYTES], "copied out of imported memory")
+            w.equal(w.get(q, imported, 0, NBYTES), host[:NBYTES], "downloaded")
+            imported.close()
+
+
 @case("BUF-5", "Parts of one piece of memory are imported as they lie.", "import")
 def buf5_parts(w: TestContext) -> None:
     q, unit = w.stream(), max(4096, w.device.facts.alignment)

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from ggsched.errors import GgschedError
 from ggsched.testing.conformance.case import Case
 from ggsched.testing.conformance.rules import RULES
 
 Verdict = Literal["pass", "fail", "skip", "xfail", "unsupported"]
+
+DEVICE_LOST: Final = "device lost"
+"""What reasons of results begin with that lost their device, or did not get one any more."""
 
 
 class ContractBroken(GgschedError):
@@ -40,6 +43,11 @@ class CaseResult:
     seed: int = 0
     seconds: float = 0.0
     error: BaseException | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device was lost in the case, or before it."""
+        return self.reason.startswith(DEVICE_LOST)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain JSON data."""

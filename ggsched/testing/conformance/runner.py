@@ -4,10 +4,9 @@ report = run_conformance(Harness.named("cpu:0"), rules="EVT-*")
 report.raise_if_findings()
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Final
 
 from ggsched.errors import GgschedError, UsageError
 from ggsched.testing.conformance.case import Case
@@ -15,12 +14,13 @@ from ggsched.testing.conformance.cases_user_op import user_op_cases
 from ggsched.testing.conformance.context import MAX_EXAMPLES, TestContext
 from ggsched.testing.conformance.harness import Harness, Waiver
 from ggsched.testing.conformance.needs import need
-from ggsched.testing.conformance.report import CaseResult, ConformanceReport
+from ggsched.testing.conformance.report import DEVICE_LOST, CaseResult, ConformanceReport
 from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.suite import all_cases, matches, select
 from ggsched.testing.conformance.watchdog import Hung, guarded
 
-_PAIRS: Final = ("pair", "peer")
+Elsewhere = Callable[[Sequence[Case]], Iterable[CaseResult]]
+"""Runs cases in other processes; gives their results in order."""
 
 
 def run_conformance(
@@ -31,7 +31,8 @@ def run_conformance(
     rules: str | Sequence[str] | None = None,
     op: str | None = None,
     verbose: Callable[[CaseResult], None] | None = None,
-    each: Callable[[Sequence[Case]], Iterable[CaseResult]] | None = None,
+    each: Elsewhere | None = None,
+    anew: Elsewhere | None = None,
 ) -> ConformanceReport:
     """Run the kit on a backend, or the cases of one user-defined op.
 
@@ -43,6 +44,8 @@ def run_conformance(
         op: Name of a user-defined op, whose cases run instead of the kit's.
         verbose: Called with each result as it comes.
         each: Runs cases elsewhere and gives their results in order; None to run them here.
+        anew: The same, for cases that are left when the device is lost and cannot be opened again
+            in this process. They are skipped for None.
 
     Raises:
         UsageError: no such op, a pattern that matches nothing, an unknown backend.
@@ -53,7 +56,7 @@ def run_conformance(
     )
     results: list[CaseResult] = []
     cases = select(rules, None if op is None else user_op_cases(op))
-    for result in map(kit.run, cases) if each is None else each(cases):
+    for result in _run_here(kit, cases, anew) if each is None else each(cases):
         results.append(result)
         if verbose is not None:
             verbose(result)
@@ -67,6 +70,21 @@ def run_conformance(
     return ConformanceReport(kit.harness.name, seed, tuple(results), tuple(stale))
 
 
+def _run_here(
+    kit: "ConformanceRunner", cases: Sequence[Case], anew: Elsewhere | None
+) -> Iterator[CaseResult]:
+    """Run cases here, as long as there is a device."""
+    for done, case in enumerate(cases, 1):
+        yield (result := kit.run(case))
+        if result.is_lost and anew is not None and not kit.has_device():
+            yield from anew(cases[done:])
+            return
+
+
+class DeviceLost(Exception):
+    """Devices that were opened before cannot be opened any more."""
+
+
 class ConformanceRunner:
     """A harness with what was learned about its devices: which needs they meet."""
 
@@ -75,6 +93,8 @@ class ConformanceRunner:
         self.seed = seed
         self.max_examples = max_examples
         self._lacking: dict[str, str] = {}
+        self._has_opened = False
+        self._lost_in = ""
 
     def run(self, case: Case) -> CaseResult:
         """Run a case, as often as the harness requests, with its waiver taken into account."""
@@ -110,6 +130,8 @@ class ConformanceRunner:
             except Hung as hung:
                 error = None
                 answer = [f"finding out whether there is {name!r} hangs: {hung}"]
+            if isinstance(error, DeviceLost):
+                return ""  # the case says so
             if error is not None:
                 if not world or isinstance(error, UsageError):
                     raise error
@@ -118,7 +140,13 @@ class ConformanceRunner:
         return self._lacking[name]
 
     def _world(self, name: str, seed: int, count: int, *, can_hold: bool = True) -> TestContext:
-        devices = self.harness.open(count, seed)
+        try:
+            devices = self.harness.open(count, seed)
+        except Exception as error:
+            if self._has_opened:
+                raise DeviceLost(_what(error)) from error
+            raise
+        self._has_opened, self._lost_in = True, ""
         return TestContext(
             devices,
             self.harness,
@@ -159,10 +187,46 @@ class ConformanceRunner:
         seconds = perf_counter() - start
         if error is None:
             return CaseResult(case, "pass", seed=seed, seconds=seconds)
+        if isinstance(error, DeviceLost):
+            return self._without_device(case, seed, error)
         if not worlds and not isinstance(error, Hung):
             raise error
         program = tuple(worlds[0].program) if worlds else ("open the devices",)
-        return CaseResult(case, "fail", _what(error), program, seed, seconds, error)
+        reason = _what(error)
+        if not isinstance(error, Hung) and not self.has_device():
+            self._lost_in = case.name
+            reason = f"{DEVICE_LOST}: {reason}"
+        return CaseResult(case, "fail", reason, program, seed, seconds, error)
+
+    def _without_device(self, case: Case, seed: int, error: DeviceLost) -> CaseResult:
+        """Return the result of a case that got no device; the first one counts as a failure."""
+        if self._lost_in:
+            reason = f"{DEVICE_LOST} in {self._lost_in}, and it cannot be opened again: {error}"
+            return CaseResult(case, "skip", reason, seed=seed)
+        self._lost_in = case.name
+        reason = f"{DEVICE_LOST}: it cannot be opened again: {error}"
+        return CaseResult(case, "fail", reason, ("open the devices",), seed, error=error)
+
+    def has_device(self) -> bool:
+        """Whether a device can be opened, and makes streams and buffers.
+
+        Transfers would say less: a device that is broken from the start is not one that was lost.
+        """
+
+        def make() -> None:
+            w = self._world("device", self.seed, 1, can_hold=False)
+            failed = True
+            try:
+                w.stream()
+                w.buffer()
+                failed = False
+            finally:
+                w.finish(failed=failed)
+
+        try:
+            return guarded(make, self.harness.case_timeout_s, "device") is None
+        except Hung:
+            return False
 
 
 def _what(error: BaseException) -> str:
