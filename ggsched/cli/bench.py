@@ -195,7 +195,7 @@ def _json(facts: dict[str, Any], speed: "Speed") -> dict[str, Any]:
 
 def _write_table(facts: dict[str, Any], speeds: _Measurement) -> None:
     """Write a Markdown table, each row as soon as it is known."""
-    from ggsched.plan.units import nbytes_text
+    from ggsched.units import nbytes_text
 
     heads = _COLUMNS[:-1]
     known = [str(facts["model"]), nbytes_text(facts["size"]), *(str(facts[k]) for k in heads[2:5])]

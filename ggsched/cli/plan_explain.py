@@ -9,7 +9,7 @@ from msgspec import to_builtins
 from ggsched.cli.console import output, write_json
 from ggsched.cli.options import option
 from ggsched.ir.graph import Node
-from ggsched.plan.units import nbytes_text, seconds_text
+from ggsched.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
