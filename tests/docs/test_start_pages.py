@@ -12,6 +12,8 @@ from tests.meta.repository import ROOT
 
 START = ROOT / "docs" / "start"
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.M | re.S)
+FENCE = re.compile(r"^```\w+\n(.*?)^```", re.M | re.S)
+COLUMNS = 76  # what the theme shows without scrolling
 LINK = re.compile(r"\]\(\.\./(how-to/[a-z-]+\.md)\)")
 # A package is installed, or a device is measured for seconds: tests of their own run them.
 ELSEWHERE = {"new-backend", "conform", "calibrate", "litmus"}
@@ -42,6 +44,13 @@ def test_first_results_run(page, tmp_path, monkeypatch, capsys):
         if words[0] in ELSEWHERE or ("opencl:0,cpu:0" in words and "opencl" not in offered()):
             continue
         assert main(words) == 0, (words, capsys.readouterr().err)
+
+
+def test_code_fits_its_box():
+    docs = ROOT / "docs"
+    for page in (docs / "index.md", docs / "gallery.md", *START.glob("*.md")):
+        for fence in FENCE.findall(page.read_text("utf-8")):
+            assert max(map(len, fence.splitlines())) <= COLUMNS, (page.name, fence)
 
 
 def test_every_how_to_is_on_one_path():
