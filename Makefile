@@ -33,7 +33,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-onnx-models lint format bench bench-peers gpu mutation docs clean clean-all
+.PHONY: help demo test test-long test-onnx-models lint format bench bench-peers gpu mutation gallery docs clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -75,6 +75,9 @@ gpu: $(READY)-gpu ## with an NVIDIA GPU: kit, mutants, models and measurements, 
 
 mutation: $(READY)-dev ## measure the mutation score and write docs/reference/mutation-score.md
 	@$(ONE_THREAD) $(PY) -m tests.mutants -o docs/reference/mutation-score.md $(ARGS)
+
+gallery: $(READY)-dev ## draw the pictures of docs/gallery.md again
+	@$(PY) docs/images/gallery.py
 
 docs: $(READY)-docs ## build the documentation into site/, warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -13,9 +13,9 @@ from ggsched.backend.offline_device import paper_devices
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload
 from ggsched.models.session import Session, SessionOptions
-from ggsched.plan.units import nbytes_text
 from ggsched.sanitize import check_plan
 from ggsched.topology.codec import restricted, topology_from_text
+from ggsched.units import nbytes_text
 
 MODEL = Path(ggsched.__file__).parent / "data" / "addition-moe.gguf"
 MACHINE = Path(__file__).parents[1] / "tests" / "data" / "topologies" / "h200-cpu.json"

@@ -263,7 +263,7 @@ def _json(facts: dict[str, Any], speed: "Speed") -> dict[str, Any]:
 
 def _write_table(speeds: _Measurement) -> None:
     """Write a Markdown table, each row as soon as it is known."""
-    from ggsched.plan.units import nbytes_text
+    from ggsched.units import nbytes_text
 
     widths: list[int] = []
 

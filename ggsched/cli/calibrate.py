@@ -17,6 +17,7 @@ from ggsched.cli.options import RenamedOption, devices_option, json_option, opti
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.units import rate_text, seconds_text
 
 _SHORTEST_S, _LONGEST_S = 0.1, 600
 
@@ -96,7 +97,7 @@ def calibrate(
     console.print(_links_table(found))
     for line in missing_lines(found.missing):
         console.print(line)
-    console.print(f"{found.seconds:.1f} s; kept in {target}", soft_wrap=True)
+    console.print(f"{seconds_text(found.seconds)}; kept in {target}", soft_wrap=True)
 
 
 def missing_lines(missing: Sequence[str]) -> Iterator[str]:
@@ -188,33 +189,33 @@ def _rates_table(found: "Calibration") -> Table:
     grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     grid.add_column("device", no_wrap=True)
     grid.add_column("rate of", no_wrap=True)
-    grid.add_column("Gop/s", justify="right", no_wrap=True)
-    grid.add_column("GB/s", justify="right", no_wrap=True)
-    grid.add_column("us", justify="right", no_wrap=True)
+    grid.add_column("compute", justify="right", no_wrap=True)
+    grid.add_column("memory", justify="right", no_wrap=True)
+    grid.add_column("time", justify="right", no_wrap=True)
     for name, rates in zip(found.names, found.rates.devices, strict=True):
         for kernel in rates.kernels:
-            pace = f"{kernel.flops / 1e9:.1f}", f"{kernel.bandwidth / 1e9:.1f}"
+            pace = rate_text(kernel.flops, "FLOP"), rate_text(kernel.bandwidth)
             grid.add_row(name, kernel.name, *pace, "")
-        together = f"{rates.total_bandwidth / 1e9:.1f}"
+        together = rate_text(rates.total_bandwidth)
         grid.add_row(name, "two streams", f"x{rates.parallel}", together, "")
         for what, seconds in (
             ("a node", rates.node_s),
             ("a launch", rates.launch_s),
             ("an event", rates.event_s),
         ):
-            grid.add_row(name, what, "", "", f"{seconds * 1e6:.1f}")
+            grid.add_row(name, what, "", "", seconds_text(seconds))
     return grid
 
 
 def _links_table(found: "Calibration") -> Table:
     grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     grid.add_column("copies", no_wrap=True)
-    grid.add_column("latency us", justify="right", no_wrap=True)
-    grid.add_column("GB/s", justify="right", no_wrap=True)
+    grid.add_column("latency", justify="right", no_wrap=True)
+    grid.add_column("rate", justify="right", no_wrap=True)
     for (src, dst), link in found.rates.links.items():
         way = f"{_end(found, src)} -> {_end(found, dst)}"
-        grid.add_row(way, f"{link.latency_s * 1e6:.1f}", f"{link.bandwidth / 1e9:.1f}")
+        grid.add_row(way, seconds_text(link.latency_s), rate_text(link.bandwidth))
     for (a, b), link in found.rates.network.items():
         way = f"messages {a} -> {b}"
-        grid.add_row(way, f"{link.latency_s * 1e6:.1f}", f"{link.bandwidth / 1e9:.2f}")
+        grid.add_row(way, seconds_text(link.latency_s), rate_text(link.bandwidth))
     return grid

@@ -20,6 +20,7 @@ from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
 from ggsched.printable import write_out
 from ggsched.testing.spread import Spread
+from ggsched.units import seconds_text
 
 if TYPE_CHECKING:
     from ggsched.testing.conformance import Case, CaseResult, ConformanceReport, ConformanceRunner
@@ -178,7 +179,7 @@ def _runner(kit: KitRun) -> tuple["ConformanceRunner", dict[str, "Case"]]:
 
 def _log_result(result: "CaseResult") -> None:
     messages().print(
-        f"{result.verdict:11} {result.case.name} {result.seconds:.2f} s", soft_wrap=True
+        f"{result.verdict:11} {result.case.name} {seconds_text(result.seconds)}", soft_wrap=True
     )
 
 
@@ -221,4 +222,4 @@ def conclusion(report: "ConformanceReport") -> str:
     parts = [f"{count['pass']} passed", f"{count['fail']} failed", f"{count['skip']} skipped"]
     parts += [f"{waived} waived"] if waived else []
     parts += [f"{len(report.stale)} stale waivers"] if report.stale else []
-    return f"{verdict}: {', '.join(parts)} in {seconds:.1f} s"
+    return f"{verdict}: {', '.join(parts)} in {seconds_text(seconds)}"

@@ -12,9 +12,9 @@ from ggsched.cli.console import output, write_json
 from ggsched.cli.options import json_option
 from ggsched.cli.topology_file import topology_here
 from ggsched.config import Settings
-from ggsched.plan.text import nbytes_text
 from ggsched.printable import write_err
 from ggsched.topology.caps import DeviceFacts
+from ggsched.units import nbytes_text
 
 _STYLE: Final = {
     "ready": "green",

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ggsched.plan.units import nbytes_text as nbytes
+from ggsched.units import nbytes_text as nbytes
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session

@@ -8,7 +8,7 @@ import time
 from typing import IO, Final
 
 from ggsched.errors import UsageError
-from ggsched.plan.units import nbytes_text
+from ggsched.units import nbytes_text
 
 MAX_NBYTES: Final = 1 << 31
 MAX_PROSE_NBYTES: Final = 1 << 28

@@ -10,7 +10,7 @@ from ggsched.cli.console import output, write_json
 from ggsched.cli.options import option
 from ggsched.ir.graph import Node
 from ggsched.ir.tensor import Role
-from ggsched.plan.units import nbytes_text, seconds_text
+from ggsched.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 
 from ggsched.cli.console import live_on
-from ggsched.plan.units import nbytes_text
 from ggsched.printable import printable
+from ggsched.units import nbytes_text
 
 _SHOWN_PER_S: Final = 10
 

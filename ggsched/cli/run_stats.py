@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from ggsched.cli.expert_stats import expert_lines, expert_stats
 from ggsched.plan.stats import plan_stats
-from ggsched.plan.units import nbytes_text as nbytes
-from ggsched.plan.units import seconds_text
+from ggsched.units import nbytes_text as nbytes
+from ggsched.units import rate_text, seconds_text
 
 if TYPE_CHECKING:
     from ggsched.models.session import Session
@@ -87,13 +87,15 @@ def stats_line(stats: dict[str, Any]) -> str:
     """Return the most important numbers on one line or two."""
     weights = ", ".join(f"{d} {nbytes(n)}" for d, n in stats["weight_bytes"].items())
     arenas = ", ".join(f"{d} {nbytes(n)}" for d, n in stats.get("arena_bytes", {}).items())
+    prompt = rate_text(stats["prompt_tokens_per_s"], "tokens")
+    decode = rate_text(stats["tokens_per_s"], "tokens")
+    planned, setup = (seconds_text(stats[key] / 1e3) for key in ("plan_ms", "setup_ms"))
     return (
-        f"prompt {stats['prompt_tokens']} tokens at {stats['prompt_tokens_per_s']:.1f}/s, "
-        f"decode {stats['decode_tokens']} at {stats['tokens_per_s']:.1f}/s; "
+        f"prompt {stats['prompt_tokens']} tokens at {prompt}, "
+        f"decode {stats['decode_tokens']} at {decode}; "
         f"{stats.get('splits', 0)} splits, {stats.get('waits', 0)} waits, "
         f"{stats.get('host_syncs_per_token', 0):.3g} host syncs per token; "
-        f"plans {stats['plans_made']} in {stats['plan_ms']:.0f} ms, with weights and kernels "
-        f"{seconds_text(stats['setup_ms'] / 1e3)}; "
+        f"plans {stats['plans_made']} in {planned}, with weights and kernels {setup}; "
         f"weights {weights}; arenas {arenas}{_compared(stats)}"
     )
 
@@ -121,7 +123,8 @@ def _compared(stats: dict[str, Any]) -> str:
     if "predicted_step_ms" not in stats:
         return ""
     predicted, measured = stats["predicted_step_ms"], stats["fastest_step_ms"]
-    return f"; a step {measured:.3g} ms at best, predicted {predicted:.3g} ms by {stats['rates']}"
+    best, guess = seconds_text(measured / 1e3), seconds_text(predicted / 1e3)
+    return f"; a step {best} at best, predicted {guess} by {stats['rates']}"
 
 
 def _expectation(session: "Session") -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ggsched.plan.parts import Part, Receive, Send
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.timeline import Span, TimedRun, Timeline, Track
 from ggsched.trace.times import timeline_of
+from ggsched.units import nbytes_text, seconds_text
 
 _CLOCK_NAMES: Final = 3
 """Machines whose clocks a title names."""
@@ -117,13 +118,13 @@ class Recorded(msgspec.Struct, frozen=True):
         """Return clocks and links for people."""
         lines = ["clocks, as far as they were ahead of this machine's (subtracted):"]
         lines += [
-            f"  {name}  {1e6 * c.offset_s:+.1f} us, right to {1e6 * c.error_s:.1f} us"
+            f"  {name}  {seconds_text(c.offset_s, signed=True)}, right to {seconds_text(c.error_s)}"
             for name, c in self.clocks
         ]
         lines.append("messages between machines:")
         lines += [
-            f"  {u.src} -> {u.dst}  {u.messages} messages, {u.nbytes} bytes, "
-            f"median {1e6 * u.median_s:.0f} us, {1e3 * u.waited_s:.3g} ms waited for"
+            f"  {u.src} -> {u.dst}  {u.messages} messages, {nbytes_text(u.nbytes)}, "
+            f"median {seconds_text(u.median_s)}, {seconds_text(u.waited_s)} waited for"
             for u in self.links
         ] or ["  none"]
         return "\n".join(lines) + "\n"
@@ -230,7 +231,8 @@ def merged(
     spans.sort(key=lambda s: s.issued_s)
     clocks = tuple(zip(names, offsets, strict=True))
     said = ", ".join(
-        f"{n} {1e6 * c.offset_s:+.0f} us ± {1e6 * c.error_s:.0f}" for n, c in clocks[:_CLOCK_NAMES]
+        f"{n} {seconds_text(c.offset_s, signed=True)} ± {seconds_text(c.error_s)}"
+        for n, c in clocks[:_CLOCK_NAMES]
     )
     timeline = Timeline(
         f"{name} (one clock; subtracted: {said}{', ...' if len(clocks) > _CLOCK_NAMES else ''})",

@@ -14,7 +14,7 @@ from ggsched.interchange.plan_graph import HOST_NODE, plan_to_networkx, splits_t
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import Plan
-from ggsched.plan.units import nbytes_text
+from ggsched.units import nbytes_text
 
 MAX_NODES: Final = 500
 MAX_LABEL: Final = 120

@@ -27,6 +27,7 @@ from ggsched.run.open_devices import opened
 from ggsched.run.release import close_all
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import Rates
+from ggsched.units import nbytes_text, seconds_text
 
 PROMPT: Final = 512
 GENERATED: Final = 128
@@ -73,7 +74,7 @@ class DefaultDevices:
         if len(self.candidates) < 2:
             return line
         parts = [
-            f"{c.name} {c.why_not}" if c.seconds is None else f"{c.name} {c.seconds:.3g} s"
+            f"{c.name} {c.why_not}" if c.seconds is None else f"{c.name} {seconds_text(c.seconds)}"
             for c in sorted(self.candidates, key=_rank)
         ]
         what = f"{self.tokens[0]} + {self.tokens[1]} tokens"
@@ -196,9 +197,10 @@ def _why_not(
         return f"has no {min(lacks)}"
     states = sum(spec.state_nbytes(n_ctx).values())
     wanted = (spec_nbytes(spec) + states) / (1 - LEFT_FOR_RESULTS)
-    if wanted > free_nbytes(device):
-        return f"has {free_nbytes(device) >> 20} MiB of {int(wanted) >> 20} that are wanted"
+    free = free_nbytes(device)
+    if wanted > free:
+        return f"has {nbytes_text(free)} of {nbytes_text(int(wanted))} that are wanted"
     largest = max(w.nbytes for w in spec.weights.values())
     if largest > facts.max_allocation_nbytes:
-        return f"has no buffers of {largest >> 20} MiB"
+        return f"has no buffers of {nbytes_text(largest)}"
     return ""

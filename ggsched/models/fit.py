@@ -32,9 +32,9 @@ from ggsched.models.spec import ModelSpec
 from ggsched.models.stage_balance import layer_costs, split_layers
 from ggsched.plan.bundle import Plan
 from ggsched.plan.splits import HOST
-from ggsched.plan.units import nbytes_text, seconds_text
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
+from ggsched.units import nbytes_text, seconds_text
 
 _BLOCK: Final = re.compile(r"^blk\.(\d+)\.")
 _EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
@@ -540,7 +540,7 @@ class _Search:
     def nothing_fits(self) -> OutOfDeviceMemory:
         """Return the error that says what came closest."""
         choice, missing = shortest(self.misses)
-        lacking = ", ".join(f"{n} bytes on {name}" for name, n in missing.items())
+        lacking = ", ".join(f"{nbytes_text(n)} on {name}" for name, n in missing.items())
         return OutOfDeviceMemory(
             "no way to spread the model fits",
             where="--fit",

@@ -13,7 +13,7 @@ from ggsched.models.sampling import Sampling
 from ggsched.models.session import Session
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.shard.names import part_of
-from ggsched.plan.units import nbytes_text
+from ggsched.units import nbytes_text
 
 _SMALLEST_CONTEXT: Final = 256
 _FIRST_STEPS: Final = 2

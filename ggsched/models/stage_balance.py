@@ -19,9 +19,9 @@ from ggsched.models.batches import BatchSize
 from ggsched.models.offload import Offload, has_cpu_host, host_index, span_text, stages
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.work_size import node_cost
-from ggsched.plan.units import seconds_text
 from ggsched.topology.cost import MachineRates, Rates
 from ggsched.topology.model import Topology
+from ggsched.units import seconds_text
 
 _LABEL: Final = re.compile(r"^blk\.(\d+)\b")
 _EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")

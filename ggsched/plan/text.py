@@ -12,9 +12,8 @@ from ggsched.plan.missing_ops import missing_ops
 from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
 from ggsched.plan.text_streams import stream_rows, trade_rows
-from ggsched.plan.units import nbytes_text as nbytes_text
-from ggsched.plan.units import seconds_text
 from ggsched.topology.caps import capabilities
+from ggsched.units import nbytes_text, seconds_text
 
 _MAX_ROWS = 40
 
@@ -195,7 +194,7 @@ def _stats(stats: PlanStats) -> Iterator[str]:
         yield f"{name}  compute {nbytes_text(nbytes)}"
     yield f"compute memory is {stats.waste:.3f} of what lives at once"
     if stats.planning_s:
-        yield f"planned in {stats.planning_s * 1e3:.1f} ms"
+        yield f"planned in {seconds_text(stats.planning_s)}"
 
 
 def _more(count: int, what: str) -> Sequence[str]:

@@ -7,7 +7,7 @@ from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Barrier, HostSync
 from ggsched.plan.streams import Gain
-from ggsched.plan.units import nbytes_text, seconds_text
+from ggsched.units import nbytes_text, seconds_text
 
 _MAX_ROWS: Final = 40
 

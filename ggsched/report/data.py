@@ -7,14 +7,16 @@ and quick to read. Times are microseconds.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ggsched.report.folds import find_folds, opening_run, timed_runs
 from ggsched.report.splits import plan_data
+from ggsched.report.summary import limit_text, places_data
 from ggsched.report.text import batches_text
 from ggsched.trace.advice import advise
 from ggsched.trace.arrows import arrows
 from ggsched.trace.live import blocks, live_bytes, value_labels
 from ggsched.trace.rows import rows
 from ggsched.trace.schema import TracedPlan
-from ggsched.trace.timeline import Span, Timeline
+from ggsched.trace.timeline import Span, Timeline, only_runs
 from ggsched.trace.times import spans_by_track
 from ggsched.trace.utilization import Account, account
 
@@ -45,6 +47,8 @@ def page_data(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Data:
     """
     texts = Texts()
     made = account(timeline, traced)
+    runs = timed_runs(timeline)
+    folds, fold_s = find_folds(timeline)
     data: Data = {
         "title": timeline.name,
         "clock": timeline.clock,
@@ -53,14 +57,35 @@ def page_data(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Data:
         "end": us(timeline.end_s),
         **_tracks_and_spans(timeline, texts),
         "arrows": [[int(a.kind == "copy"), a.src, a.dst] for a in arrows(timeline)],
-        "runs": [[r.plan, us(r.start_s), us(r.end_s)] for r in timeline.runs],
+        "runs": [[r.plan, us(r.start_s), us(r.end_s)] for r in runs],
+        "folds": [[us(f.start_s), us(f.end_s), f.label] for f in folds],
+        "fold": us(fold_s),
+        "opening": _opening(timeline, traced, opening_run(runs)),
         "plans": [plan_data(plan) for plan in timeline.plans],
         "expected": _expected(timeline, traced),
         **_memory(timeline, texts),
         "account": account_data(made),
-        "advice": [[a.what, a.why, us(a.saves_s)] for a in advise(made)],
+        "advice": _advice(made),
     }
     return data | {"texts": texts.all()}
+
+
+def _opening(timeline: Timeline, traced: Sequence[TracedPlan], run: int) -> Data:
+    """Return the account of the run that the page opens on; of everything if there is no run."""
+    shown = timeline if run < 0 else only_runs(timeline, run, run + 1)
+    made = account(shown, traced)
+    plan = timeline.runs[run].plan if run >= 0 else 0
+    return {
+        "run": run,
+        "places": places_data(timeline.plans[plan]) if plan < len(timeline.plans) else [],
+        "limit": limit_text(made),
+        "account": account_data(made),
+        "advice": _advice(made),
+    }
+
+
+def _advice(made: Account) -> list[list[Any]]:
+    return [[a.what, a.why, us(a.saves_s)] for a in advise(made)]
 
 
 def account_data(made: Account) -> Data:

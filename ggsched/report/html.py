@@ -14,12 +14,14 @@ from ggsched.trace.timeline import Timeline
 
 SCRIPTS: Final = (
     "format.js",
+    "axis.js",
     "view.js",
     "timeline.js",
     "timeline_draw.js",
     "memory.js",
     "splits.js",
     "tables.js",
+    "summary.js",
     "main.js",
 )
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from ggsched.plan.text import nbytes_text
 from ggsched.trace.advice import advise
 from ggsched.trace.setup import RunSetup
 from ggsched.trace.utilization import BY_REFERENCE, Account
+from ggsched.units import nbytes_text, seconds_text
 
 WIDTH = 80
 
@@ -107,11 +107,3 @@ def _op_lines(made: Account) -> Iterator[str]:
         taken = seconds_text(sum(op.seconds for op in slow))
         nodes = sum(op.nodes for op in slow)
         yield f"{nodes} nodes without a kernel ran by the reference arithmetic: {taken}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time with a unit, e.g. ``1.25 ms``."""
-    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if abs(seconds) < limit:
-            return f"{factor * seconds:.3g} {unit}"
-    return f"{seconds:.3g} s"

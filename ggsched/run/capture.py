@@ -24,6 +24,7 @@ from ggsched.run.capture_plan import CapturePlan, CaptureSegment, Obstacle, plan
 from ggsched.run.graph_order import GraphOrder
 from ggsched.run.release import close_all
 from ggsched.run.resources import Resources
+from ggsched.units import seconds_text
 
 Call = Callable[[], None]
 
@@ -71,7 +72,7 @@ class CaptureReport:
                 if first in self.not_updated:
                     line += f", made anew: {self.not_updated[first]}"
             elif first in self.seconds:
-                line += f", {self.seconds[first] * 1e6:.1f} us a run"
+                line += f", {seconds_text(self.seconds[first])} a run"
             lines.append(line)
         return "\n".join(lines)
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ggsched.trace.setup import RunSetup
 from ggsched.trace.utilization import Account, DeviceAccount, ideal_bubble
+from ggsched.units import nbytes_text, seconds_text
 
 MAX_ADVICE: Final = 3
 MIN_SHARE: Final = 0.01
@@ -75,8 +76,9 @@ def _copies(account: Account, setup: RunSetup | None) -> Iterator[Advice]:
         what = f"keep what moves along {path.path} in one place, or copy it earlier"
         options = ""
     why = (
-        f"{device.device} waits {_ms(device.copy_s)} for copies; {path.path} takes the longest: "
-        f"{path.copies} copies, {_ms(path.seconds)}, {path.nbytes} bytes"
+        f"{device.device} waits {seconds_text(device.copy_s)} for copies; "
+        f"{path.path} takes the longest: {path.copies} copies, "
+        f"{seconds_text(path.seconds)}, {nbytes_text(path.nbytes)}"
     )
     yield Advice("copies", what, why, device.copy_s, options)
 
@@ -97,8 +99,8 @@ def _balance(account: Account, setup: RunSetup | None) -> Iterator[Advice]:
     slowest = _busiest(account)
     mean = sum(d.busy_s for d in stages) / len(stages)
     why = (
-        f"{slowest.device} is busy {_ms(slowest.busy_s)}, the mean of {len(stages)} devices is "
-        f"{_ms(mean)}"
+        f"{slowest.device} is busy {seconds_text(slowest.busy_s)}, "
+        f"the mean of {len(stages)} devices is {seconds_text(mean)}"
     )
     options = ""
     if setup is not None:
@@ -170,8 +172,8 @@ def _fallbacks(account: Account, _: RunSetup | None) -> Iterator[Advice]:
     if len(account.devices) < 2 or sum(account.batches) < 2:
         return
     why = (
-        f"{device.device} waits {_ms(device.through_host_s)} for what the host waits for as well, "
-        f"in {account.host_syncs} host syncs"
+        f"{device.device} waits {seconds_text(device.through_host_s)} "
+        f"for what the host waits for as well, in {account.host_syncs} host syncs"
     )
     what = (
         "let devices wait for each other by events, and runs that do not need each other's "
@@ -185,8 +187,8 @@ def _host(account: Account, setup: RunSetup | None) -> Iterator[Advice]:
     seconds = device.host_s - device.between_s
     each = seconds / max(1, account.commands)
     why = (
-        f"{device.device} waits {_ms(seconds)} for the host within runs, {1e6 * each:.1f} us for "
-        f"each of {account.commands} commands"
+        f"{device.device} waits {seconds_text(seconds)} for the host within runs, "
+        f"{seconds_text(each)} for each of {account.commands} commands"
     )
     what = "give the host less to enqueue: more tokens at once, or fewer splits"
     yield Advice("host", what, why, seconds, _larger(setup))
@@ -198,9 +200,5 @@ def _between(account: Account, _: RunSetup | None) -> Iterator[Advice]:
         "do less between runs, or look at later runs only: a plan is made and its memory allocated "
         "when a shape is met for the first time"
     )
-    why = f"{device.device} waits {_ms(device.between_s)} between {account.runs} runs"
+    why = f"{device.device} waits {seconds_text(device.between_s)} between {account.runs} runs"
     yield Advice("between", what, why, device.between_s)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

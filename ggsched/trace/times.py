@@ -14,6 +14,7 @@ from ggsched.trace.estimate import Estimator
 from ggsched.trace.host_memory import HOST_SPACE
 from ggsched.trace.schema import Alloc, Barrier, Entry, Record, Sync, Trace, Wait, Work
 from ggsched.trace.timeline import NodeSpan, Span, SpanKind, TimedRun, Timeline, Track
+from ggsched.units import seconds_text
 
 _HOST: Final = "host"
 _Timed = Work | Record | Wait | Barrier | Sync
@@ -63,7 +64,7 @@ def _with_planning(spans: list[Span], trace: Trace) -> list[Span]:
         end = trace.runs[run].start_s
         first = max(0.0, end - plan.planning_s)
         at = next((i for i, s in enumerate(found) if s.run >= run), len(found))
-        label = f"plan {number} is made: {1e3 * plan.planning_s:.3g} ms"
+        label = f"plan {number} is made: {seconds_text(plan.planning_s)}"
         actor = trace.runs[run].actor
         made = Span(0, actor, "host", label, first, first, end, is_estimated=True)
         found.insert(at, made)

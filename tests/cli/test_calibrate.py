@@ -1,6 +1,7 @@
 """``ggsched calibrate``: what it prints, where it keeps it, and that planning finds it."""
 
 import json
+import re
 
 import pytest
 
@@ -26,7 +27,8 @@ def test_text_fits_a_terminal_and_progress_goes_to_stderr(calibrate, tmp_path):
     assert (code, err) == (0, "calibrating cpu:0\n")
     lines = out.splitlines()
     assert all(len(line) <= 80 for line in lines[:-1])
-    assert lines[0].split() == ["device", "rate", "of", "Gop/s", "GB/s", "us"]
+    assert lines[0].split() == ["device", "rate", "of", "compute", "memory", "time"]
+    assert any(re.search(r"FLOP/s .* .?B/s", line) for line in lines)
     assert any(line.startswith("host -> cpu:0") for line in lines)
     assert lines[-1].endswith(f"kept in {path}")
 

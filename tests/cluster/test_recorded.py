@@ -105,7 +105,7 @@ def test_clocks_that_are_apart_are_put_right(session):
     for a, b in zip(same.timeline.spans, moved.timeline.spans, strict=True):
         assert (a.label, a.command, a.track) == (b.label, b.command, b.track)
         np.testing.assert_allclose(a.start_s, b.start_s, atol=1e-6)
-    assert "threads://b +3600000000 us ± 10" in moved.timeline.name
+    assert "threads://b +3600 s ± 10 µs" in moved.timeline.name
 
 
 def test_what_is_made_of_it(session):

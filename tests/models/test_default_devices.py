@@ -67,8 +67,8 @@ def test_calibrated_rates_decide(monkeypatch, speeds, wanted):
     assert min(times, key=times.get) == wanted
     line = found.reason()
     assert re.fullmatch(
-        rf"devices: {wanted}: predicted for 512 \+ 128 tokens: {wanted} [\d.]+ s, "
-        r"\w+:0 [\d.]+ s \(calibrated 2026-11-22\)",
+        rf"devices: {wanted}: predicted for 512 \+ 128 tokens: {wanted} [\d.]+ m?s, "
+        r"\w+:0 [\d.]+ m?s \(calibrated 2026-11-22\)",
         line,
     ), line
 

@@ -8,7 +8,7 @@ import pytest
 from ggsched.plan.effects import Hazard
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.stats import plan_stats
-from ggsched.plan.text import command_text, nbytes_text, plan_text
+from ggsched.plan.text import command_text, plan_text
 from ggsched.testing.plan_builder import PlanWriter, fake_device
 from tests.plan.examples import example
 
@@ -108,20 +108,6 @@ def test_hazards():
     h = Hazard("WAR", 3, 0, 64, 7, 2, next_run=True)
     assert h.text == "WAR a3[0:64] of c7 before c2 of the next run"
     assert Hazard("RAW", 3, 0, 64, 7, -1).text == "RAW a3[0:64] of c7 before the host"
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (4096, "4.0 KiB"),
-        (3 << 19, "1.5 MiB"),
-        (5 << 40, "5120.0 GiB"),
-    ],
-)
-def test_bytes(nbytes, text):
-    assert nbytes_text(nbytes) == text
 
 
 def test_numbers(plan):

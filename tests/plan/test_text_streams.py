@@ -8,7 +8,6 @@ from ggsched.plan.command import Wait
 from ggsched.plan.streams import Gain
 from ggsched.plan.text import plan_text
 from ggsched.plan.text_streams import gain_text, stream_rows, trade_rows
-from ggsched.plan.units import seconds_text
 from tests.plan.examples import example
 
 
@@ -36,21 +35,6 @@ def test_gains(gain, text):
     assert gain_text(gain) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 µs"),
-        (4.2e-6, "4 µs"),
-        (999.4e-6, "999 µs"),
-        (999.6e-6, "1.0 ms"),
-        (0.0123, "12.3 ms"),
-        (1.5, "1.50 s"),
-    ],
-)
-def test_seconds(seconds, text):
-    assert seconds_text(seconds) == text
-
-
 def test_sections_are_there_only_if_they_say_something(plan):
     text = plan_text(msgspec.structs.replace(plan, trades=()))
     assert "\ntrades\n" not in text
@@ -63,7 +47,7 @@ def test_takers_come_first_and_long_lists_end(plan):
     many = msgspec.structs.replace(plan, streams=msgspec.structs.replace(plan.streams, gains=gains))
     rows = list(stream_rows(many))
     device = plan.devices[plan.splits.splits[1].device].name
-    assert rows[0] == f"{device} s1: 2 streams, predicted 1.00 s instead of 2.00 s"
+    assert rows[0] == f"{device} s1: 2 streams, predicted 1 s instead of 2 s"
     assert rows[-1] == "... and 21 more splits"
     assert len(list(stream_rows(many, verbose=True))) == 61
     assert f"  {rows[0]}" in plan_text(many).splitlines()

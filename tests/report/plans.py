@@ -1,5 +1,6 @@
 """Timelines of several sizes for the page: a demo, a pipeline, a plan of 20,000 commands."""
 
+import msgspec
 import numpy as np
 
 from ggsched.config import Settings
@@ -15,6 +16,8 @@ from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from ggsched.trace.expected import expected_timeline
 from ggsched.trace.recorder import Recorder
+from ggsched.trace.timeline import TimedRun
+from tests.trace.timelines import launch, timeline
 
 WIDTH = 64
 SLOW = Costs(flops_per_s=2e8, memory_bytes_per_s=1e9, copy_bytes_per_s=2e9)
@@ -80,3 +83,13 @@ def large_timeline(commands=20_000, devices=4):
     """Return the expected timeline of a plan with about a number of commands."""
     graph, constraints = batches_through_stages(devices, commands // (4 * devices), layers=2)
     return expected_of(graph, constraints, gpus(devices))
+
+
+def runs_of(*bounds, before=()):
+    """Return a timeline with a launch of half a run in each run, and launches before all runs."""
+    halves = [(start, (start + end) / 2) for _, start, end in bounds]
+    made = timeline(*(launch(1, *span) for span in (*before, *halves)))
+    spans = tuple(msgspec.structs.replace(s, run=max(-1, s.id - len(before))) for s in made.spans)
+    return msgspec.structs.replace(
+        made, spans=spans, runs=tuple(TimedRun(*bound) for bound in bounds)
+    )

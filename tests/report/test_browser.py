@@ -3,12 +3,14 @@
 import base64
 import zlib
 
+import msgspec
 import pytest
 
 from ggsched.report.html import write_page
 from ggsched.trace.times import timeline_of
 from tests.report.chromium import Chromium
-from tests.report.plans import large_timeline, pipeline_trace
+from tests.report.plans import large_timeline, pipeline_trace, runs_of
+from tests.test_units import RATES, SIZES, TIMES
 from tests.trace.test_times import traced_run, two_sim
 
 pytestmark = pytest.mark.browser
@@ -18,7 +20,7 @@ COUNT = """
 (() => {
   const kind = CanvasRenderingContext2D.prototype;
   window.counted = {};
-  for (const name of ["fillRect", "fillText", "stroke"]) {
+  for (const name of ["fillRect", "fillText", "stroke", "drawImage"]) {
     const draw = kind[name];
     kind[name] = function (...args) {
       const key = `${this.canvas.id}.${name}`;
@@ -36,11 +38,11 @@ def browser():
         yield found
 
 
-SIZES = ["small", "pipeline", "medium", pytest.param("large", marks=pytest.mark.slow)]
+PAGES = ["small", "pipeline", "medium", pytest.param("large", marks=pytest.mark.slow)]
 COMMANDS = {"medium": 4_000, "large": 20_000}
 
 
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=PAGES)
 def shown(request, tmp_path_factory):
     """Give the path of a page, and what is on it."""
     path = tmp_path_factory.mktemp("page") / f"{request.param}.html"
@@ -56,7 +58,7 @@ def shown(request, tmp_path_factory):
 
 def open_page(browser, path, **options):
     browser.messages.clear()
-    browser.open(path.as_uri(), **options)
+    browser.open(path.as_uri(), **{"height": 1600} | options)
     browser.until(READY)
 
 
@@ -90,13 +92,15 @@ def test_what_is_drawn_depends_on_the_width_and_not_on_the_number_of_commands(br
     open_page(browser, shown[0])
     browser.ask(COUNT)
     browser.ask(f"ggsched.view.fit(), ggsched.view.zoom({zoom}), window.counted = {{}}, 0")
-    browser.ask("ggsched.timeline.stage.paint(), ggsched.splits.stage.paint(), 0")
+    browser.ask("ggsched.stages.forEach((s) => s.paint()), 0")
     counted = browser.ask("window.counted")
     rows = browser.ask("ggsched.timeline.rows.length")
-    # In each row at most one rectangle for each kind and pixel, or one for each visible span.
-    assert 0 < counted["timeline.fillRect"] <= rows * 6 * 1280
+    # Each row is one picture, or at most a rectangle for every third pixel with its nodes.
+    drawn = counted.get("timeline.fillRect", 0) + counted.get("timeline.drawImage", 0)
+    assert 0 < drawn <= rows * 2 * 1280
+    assert counted.get("memory.fillRect", 0) <= 20
     assert counted.get("timeline.fillText", 0) <= 20 * 1280 / 16 * max(1, rows)
-    assert counted.get("timeline.stroke", 0) <= 2 * 400 + 200
+    assert counted.get("timeline.stroke", 0) <= 100
     assert counted["splits.fillRect"] <= 4 * 1280
     assert counted["splits.stroke"] <= 3200
 
@@ -181,7 +185,7 @@ def test_zoom_by_wheel_pan_by_drag_and_keys(browser, shown):
 
 
 def test_memory_and_splits_answer_to_the_pointer(browser, shown):
-    open_page(browser, shown[0], height=2400)
+    open_page(browser, shown[0], height=4000)
     x, y = browser.ask(
         "(() => { const m = ggsched.memory, b = D.blocks, i = m.ids[0];"
         "const box = m.stage.canvas.getBoundingClientRect();"
@@ -198,6 +202,87 @@ def test_memory_and_splits_answer_to_the_pointer(browser, shown):
     )
     browser.mouse("mouseMoved", x, y)
     browser.until("!tip.hidden && tip.innerText.startsWith('s0 ')")
+
+
+RUNS = [(0, 12.0, 12.5), (0, 12.6, 12.604), (0, 12.604, 12.607), (0, 12.607, 12.612)]
+
+
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory):
+    """Give the path of a page of four runs behind 12 s of compilation; the third is the fastest."""
+    made = runs_of(*RUNS, before=[(0.0, 0.001)])
+    plan = pipeline_trace(2, 2).plans[0].plan
+    path = tmp_path_factory.mktemp("page") / "stepped.html"
+    write_page(str(path), msgspec.structs.replace(made, plans=(plan,)))
+    return path
+
+
+def shown_run(browser):
+    """Return the runs that are wholly in view, and what is said of the run."""
+    runs = browser.ask(
+        "D.runs.map((_, i) => i).filter((i) => P.runStart[i] >= ggsched.view.from"
+        " && P.runEnd[i] <= ggsched.view.to)"
+    )
+    return runs, browser.ask("document.getElementById('run').innerText")
+
+
+def press(browser, key):
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    browser.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+def test_it_opens_on_the_fastest_run_and_steps_from_run_to_run(browser, stepped):
+    open_page(browser, stepped)
+    assert shown_run(browser) == ([2], "run 2 of 0 to 3: 3 ms, fastest of plan 0")
+    assert "3 ms" in browser.ask("document.getElementById('summary').innerText")
+    for key, run, took in [("]", 3, "5 ms"), ("]", 3, "5 ms"), ("[", 2, "3 ms"), ("[", 1, "4 ms")]:
+        press(browser, key)
+        runs, text = shown_run(browser)
+        assert runs == [run]
+        assert text.startswith(f"run {run} of 0 to 3: {took}")
+    browser.ask("document.querySelector('button[title^=next]').click()")
+    assert shown_run(browser)[0] == [2]
+
+
+def test_compilation_is_folded_and_named(browser, stepped):
+    open_page(browser, stepped)
+    press(browser, "f")
+    browser.ask("ggsched.timeline.stage.canvas.focus()")
+    press(browser, "f")
+    length = browser.ask("ggsched.view.to - ggsched.view.from")
+    assert length < 1e6  # of 12.6 s
+    assert "12 s (plan 0 is made" in browser.ask("document.getElementById('folded').innerText")
+    inverse = "[0, 1e6, 12e6, 12.5e6, 12.6e6].map((t) => axis.time(axis.place(t)))"
+    assert browser.ask(inverse) == pytest.approx([0, 1e6, 12e6, 12.5e6, 12.6e6], abs=1)
+    x, y = browser.ask(
+        "(() => { const s = ggsched.timeline.stage, box = s.canvas.getBoundingClientRect();"
+        "return [box.left + s.x(axis.places[0] + axis.width / 2), box.top + 60]; })()"
+    )
+    browser.mouse("mouseMoved", x, y)
+    browser.until("!tip.hidden && tip.innerText.startsWith('folded: 12 s')")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_nothing_is_out_of_sight_in_a_narrow_window(browser, shown, dark):
+    open_page(browser, shown[0], width=500, dark=dark)
+    outside = browser.ask(
+        "[...document.querySelectorAll('body *')].filter((e) => e.getClientRects().length &&"
+        " (e.getBoundingClientRect().right > innerWidth + 0.5 || e.scrollWidth > e.clientWidth + 1"
+        " && getComputedStyle(e).overflowX !== 'visible')).map((e) => e.outerHTML.slice(0, 80))"
+    )
+    assert outside == []
+    assert browser.ask("document.documentElement.scrollWidth") == 500
+
+
+def test_numbers_are_those_of_the_command_line(browser, stepped):
+    open_page(browser, stepped)
+    for seconds, text in TIMES:
+        assert browser.ask(f"timeText({1e6 * seconds!r})") == text
+    for nbytes, text in SIZES:
+        assert browser.ask(f"bytesText({nbytes})") == text
+    for rate, unit, text in RATES:
+        if unit == "B":
+            assert browser.ask(f"rateText({rate!r})") == text
 
 
 def test_it_asks_no_network(browser, shown):

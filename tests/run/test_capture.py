@@ -489,4 +489,4 @@ def test_what_has_been_measured_is_called_without_a_clock():
         captured.after_run()
     assert list(captured.calls) == calls
     assert done == [*range(len(calls))] * MEASURED_RUNS
-    assert "us a run" in captured.report.text()
+    assert "s a run" in captured.report.text()

@@ -25,6 +25,7 @@ from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.placement import OpOffload, Placement, PlacementChoice
 from ggsched.topology.cost import HOST, Link, MachineRates
 from ggsched.topology.model import Topology
+from ggsched.units import seconds_text
 
 _NEARLY_ALL: Final = 0.75
 """From this share of rows on that are expected to be chosen, copying all of them is considered."""
@@ -263,4 +264,4 @@ def _moved(graph: Graph, placement: Placement, offloads: Sequence[OpOffload]) ->
 
 
 def _why(o: OpOffload) -> str:
-    return f"{o.way} in {o.there_s * 1e3:.3g} ms, on the weights' device {o.here_s * 1e3:.3g} ms"
+    return f"{o.way} in {seconds_text(o.there_s)}, on the weights' device {seconds_text(o.here_s)}"

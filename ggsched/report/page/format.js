@@ -2,35 +2,47 @@
 // The data of the page, and how numbers and elements are written.
 
 const D = JSON.parse(document.getElementById("data").textContent);
-// Times count from the first run on, or from the beginning where there is none.
-const ORIGIN = D.runs.length ? Math.min(...D.runs.map(([, start]) => start)) : D.begin;
 const FONT = "system-ui, 'Segoe UI', Roboto, Arial, sans-serif";
 const COLOUR = {
   launch: "--launch", upload: "--copy", download: "--copy", copy: "--copy",
   wait: "--wait", barrier: "--wait", record: "--mark", sync: "--sync", host: "--host",
 };
 
-/** Times are microseconds. `step` is the finest difference that has to be seen. */
-function timeText(us, step) {
-  const size = Math.max(Math.abs(us), step || 0);
-  const [unit, factor] =
-    size >= 1e6 ? ["s", 1e6] : size >= 1e3 ? ["ms", 1e3] : size >= 1 || us === 0 ? ["µs", 1] : ["ns", 1e-3];
-  const value = us / factor || 0; // no minus before a zero
-  if (step) {
-    const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / factor) - 1e-9)));
-    return `${value.toFixed(digits).replace(/^-(0(\.0*)?)$/, "$1")} ${unit}`;
-  }
-  return `${Number(value.toPrecision(4))} ${unit}`;
+const TIMES = [["ns", 1e-3], ["µs", 1], ["ms", 1e3], ["s", 1e6]];
+
+/** A number that is not negative with three significant digits, or whole from 1000. */
+function digits(number) {
+  if (number >= 999.5) return number.toFixed(0);
+  if (!number || number >= 1e-6) return String(Number(number.toPrecision(3)));
+  return number.toFixed(2 - Math.floor(Math.log10(number))).replace(/\.?0+$/, ""); // no exponent
 }
 
+/** A time of so many microseconds; as seconds_text of ggsched/units.py writes it. */
+function timeText(us) {
+  const [unit, factor] = TIMES.find(([, f]) => us && Math.abs(us) / f < 999.5) || TIMES[3];
+  return `${us < 0 ? "-" : ""}${digits(Math.abs(us) / factor)} ${unit}`;
+}
+
+/** A mark on a time axis: with the unit and the digits that steps of `step` need. */
+function markText(us, step) {
+  const [unit, factor] = TIMES.findLast(([, f]) => f <= Math.max(Math.abs(us), step)) || TIMES[0];
+  const places = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / factor) - 1e-9)));
+  return `${(us / factor || 0).toFixed(places).replace(/^-(0(\.0*)?)$/, "$1")} ${unit}`;
+}
+
+/** As nbytes_text of ggsched/units.py. */
 function bytesText(count) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let size = count, i = 0;
-  while (Math.abs(size) >= 1024 && i + 1 < units.length) {
-    size /= 1024;
-    i += 1;
-  }
-  return i ? `${size.toFixed(1)} ${units[i]}` : `${count} B`;
+  if (Math.abs(count) < 1024) return `${count} B`;
+  const power = [1, 2, 3].find((n) => Math.abs(count) / 1024 ** n < 1023.95) || 4;
+  return `${(count / 1024 ** power).toFixed(1)} ${["KiB", "MiB", "GiB", "TiB"][power - 1]}`;
+}
+
+/** Bytes per second, as rate_text of ggsched/units.py. */
+function rateText(rate) {
+  const prefixes = ["", "k", "M", "G", "T", "P"];
+  let power = 0;
+  while (rate / 1000 ** power >= 999.5 && power + 1 < prefixes.length) power += 1;
+  return `${digits(rate / 1000 ** power)} ${prefixes[power]}B/s`;
 }
 
 function shareText(share) {
@@ -39,6 +51,59 @@ function shareText(share) {
 
 function countText(count) {
   return String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+}
+
+/** A colour as a pixel of an ImageData: bytes R, G, B, A of a little-endian number. */
+function pixelOf(text) {
+  if (!pixels.has(text)) {
+    probe.clearRect(0, 0, 1, 1);
+    probe.fillStyle = text;
+    probe.fillRect(0, 0, 1, 1);
+    const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+    pixels.set(text, (255 << 24 | b << 16 | g << 8 | r) >>> 0);
+  }
+  return pixels.get(text);
+}
+
+const pixels = new Map();
+const probe = Object.assign(document.createElement("canvas"), { width: 1, height: 1 })
+  .getContext("2d", { willReadFrequently: true });
+
+/** Pixels that are computed and then drawn at once, however many things they show. */
+class Raster {
+  constructor() {
+    this.canvas = document.createElement("canvas");
+    this.context = this.canvas.getContext("2d");
+  }
+
+  /** Begin with nothing on it. */
+  begin(width, height) {
+    if (this.width !== width || this.height !== height) {
+      this.image = this.context.createImageData(width, height);
+      Object.assign(this.canvas, { width, height });
+      this.at = new Uint32Array(this.image.data.buffer);
+      [this.width, this.height] = [width, height];
+    } else this.at.fill(0);
+  }
+
+  /** Fill [x, right) by [y, bottom), whole pixels, cut to what there is. */
+  fill(x, right, y, bottom, pixel) {
+    const from = Math.max(0, x), to = Math.min(this.width, right);
+    const last = Math.min(this.height, bottom);
+    if (from >= to) return;
+    const { at, width } = this;
+    for (let line = Math.max(0, y); line < last; line += 1) {
+      const base = line * width;
+      if (to - from > 32) at.fill(pixel, base + from, base + to);
+      else for (let k = base + from; k < base + to; k += 1) at[k] = pixel; // quicker than a call
+    }
+  }
+
+  draw(context, x, y, width, height) {
+    this.context.putImageData(this.image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.canvas, x, y, width, height);
+  }
 }
 
 /** Make an element. Children are elements or texts; nothing is ever read as HTML. */

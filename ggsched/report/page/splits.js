@@ -3,7 +3,7 @@
 const BOX_H = 46, BOX_GAP = 26;
 
 class SplitGraph {
-  constructor() {
+  constructor(runs) {
     const bar = document.getElementById("splits-bar");
     this.hovered = -1;
     if (!D.plans.some((p) => p.splits.length)) {
@@ -16,13 +16,15 @@ class SplitGraph {
     this.stage.hover = (x, y, event) => this.hover(x, y, event);
     this.note = el("span", { class: "keys" });
     const options = D.plans.map((p, i) => el("option", { value: i }, `plan ${i}: ${p.name}, ${p.nodes} nodes`));
-    const select = el("select", { "aria-label": "plan", onchange: (e) => this.choose(Number(e.target.value)) }, ...options);
-    bar.append(...viewButtons(this.view), ...(D.plans.length > 1 ? [select] : []), this.note);
+    this.select = el("select", { "aria-label": "plan", onchange: (e) => this.choose(Number(e.target.value)) }, ...options);
+    bar.append(...viewButtons(this.view), ...(D.plans.length > 1 ? [this.select] : []), this.note);
     this.choose(0);
+    runs.onStep((plan) => this.plan !== D.plans[plan] && plan < D.plans.length && this.choose(plan));
   }
 
   choose(number) {
     this.plan = D.plans[number];
+    this.select.value = number;
     const { splits, edges } = this.plan;
     const used = [...new Set(splits.map((s) => s.device))].sort((a, b) => a - b);
     this.rowOf = new Map(used.map((device, i) => [device, i]));

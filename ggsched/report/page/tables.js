@@ -1,44 +1,39 @@
-// The head of the page and the accounts.
+// The accounts of all runs.
 
+const MOST_OPS = 12;
 const PARTS = [
   ["busy", "busy", "--launch"], ["copy", "waiting for copies", "--copy"],
   ["peer", "waiting for devices", "--wait"], ["host", "waiting for the host", "--sync"],
   ["done", "nothing to do", "--done"],
 ];
 
-function fillHead() {
-  const a = D.account;
-  document.getElementById("title").textContent = D.title;
-  const what = D.isExpected
-    ? "What the cost model expects of one run. Nothing has run."
-    : D.clock === "simulated" ? "A run on simulated devices, in simulated time." : "A run, as it was measured.";
-  const rates = D.expected.map((e) => e.rates).find(Boolean);
-  document.getElementById("subtitle").textContent = [
-    what, a.estimated && "Times that nobody measured are estimated.", rates && `Rates: ${rates}.`,
-  ].filter(Boolean).join(" ");
-  const moved = [...a.paths, ...a.reads].reduce((sum, p) => sum + p.bytes, 0);
-  const tiles = [
-    [timeText(1e6 * a.window_s), D.isExpected ? "expected" : "in all"],
-    [countText(a.runs), a.runs === 1 ? "run of a plan" : "runs of plans"],
-    [countText(a.commands), "commands"],
-    [shareText(a.bubble), a.stages < 2 ? "idle"
-      : `idle; ${shareText(a.ideal_bubble)} with ${a.stages} equal stages and ${a.in_flight}`],
-    [bytesText(moved), "moved"],
-    [countText(a.host_syncs), `host syncs, ${timeText(1e6 * a.host_sync_s)}`],
-  ];
-  document.getElementById("tiles").append(
-    ...tiles.map(([value, name]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))),
+function fillAccount() {
+  document.getElementById("account").append(
+    deviceTable(),
+    shareLegend(),
+    el("div", { class: "columns" },
+      el("div", {}, ...planTable(), ...expectedTable(), ...(D.runs.length > 1 ? [...pathTable(D.account, "paths"), allAdvice()] : [])),
+      el("div", {}, ...opTable())),
   );
 }
 
-function fillAccount() {
-  const legend = PARTS.map(([, text, name]) => el("span", {}, el("i", { style: `background:var(${name})` }), text));
-  const box = document.getElementById("account");
-  box.append(
-    el("div", { class: "legend" }, ...legend),
-    el("div", { class: "scroll" }, deviceTable()),
-    el("div", { class: "columns" }, el("div", {}, ...advice(), ...expectedTable()), el("div", {}, ...planTable(), ...pathTable(), ...opTable())),
-  );
+function allAdvice() {
+  return el("div", { id: "advice" }, ...adviceList(D.advice, D.account.window_s));
+}
+
+function shareLegend() {
+  return el("div", { class: "legend" }, ...PARTS.map(([, text, name]) => el("span", {}, el("i", { style: `background:var(${name})` }), text)));
+}
+
+/** How a device spent its time, as a bar. */
+function shareBar(d) {
+  return el("div", { class: "stack" }, ...PARTS.map(([name, text, tone]) =>
+    el("i", { title: `${text}: ${shareText(d.shares[name])}`, style: `width:${100 * d.shares[name]}%;background:var(${tone})` })));
+}
+
+/** A time with its share; two lines where one has no room. */
+function withShare(seconds, share) {
+  return el("td", {}, el("span", {}, timeText(1e6 * seconds)), " ", el("span", { class: "soft" }, `(${shareText(share)})`));
 }
 
 function row(tag, cells) {
@@ -46,31 +41,24 @@ function row(tag, cells) {
 }
 
 function deviceTable() {
-  const head = row("th", ["device", "busy", "copies", "devices", "host", "done", el("th", {}, "")]);
-  const rows = D.account.devices.map((d) => {
-    const bars = PARTS.map(([name, text, tone]) =>
-      el("i", { title: `${text}: ${shareText(d.shares[name])}`, style: `width:${100 * d.shares[name]}%;background:var(${tone})` }));
-    return row("td", [
-      d.device, ...PARTS.map(([name]) => `${timeText(1e6 * d[`${name}_s`])} (${shareText(d.shares[name])})`),
-      el("td", { class: "shares" }, el("div", { class: "stack" }, ...bars)),
-    ]);
-  });
+  const head = row("th", ["device", "busy", "copies", "devices", "host", "done", el("th", { class: "shares" }, "")]);
+  const rows = D.account.devices.map((d) => row("td", [
+    d.device, ...PARTS.map(([name]) => withShare(d[`${name}_s`], d.shares[name])), el("td", { class: "shares" }, shareBar(d)),
+  ]));
   return el("table", { id: "devices" }, el("thead", {}, head), el("tbody", {}, ...rows));
 }
 
-function pathTable() {
-  const { paths, reads } = D.account;
+function pathTable({ paths, reads }, id) {
   if (!paths.length && !reads.length) return [el("h3", {}, "No bytes were moved")];
   const rows = paths.map((p) => row("td", [
-    p.path, bytesText(p.bytes), countText(p.copies), timeText(1e6 * p.seconds),
-    p.seconds > 0 ? `${bytesText(Math.round(p.bytes / p.seconds))}/s` : "",
+    p.path, bytesText(p.bytes), countText(p.copies), timeText(1e6 * p.seconds), p.seconds > 0 ? rateText(p.bytes / p.seconds) : "",
   ]));
   // What launches read of other devices, as sums over devices do; their time includes computing.
   const inPlace = reads.map((p) => row("td", [
     `${p.path}, by launches`, bytesText(p.bytes), countText(p.launches), timeText(1e6 * p.seconds), "",
   ]));
-  return [el("h3", {}, "Bytes by path"), el("table", { id: "paths" },
-    el("thead", {}, row("th", ["path", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows, ...inPlace))];
+  return [el("h3", {}, "Bytes over each link"), el("table", { id },
+    el("thead", {}, row("th", ["link", "bytes", "copies", "time", "rate"])), el("tbody", {}, ...rows, ...inPlace))];
 }
 
 function planTable() {
@@ -91,15 +79,11 @@ function opTable() {
   const rows = ops.map((o) => row("td", [
     o.op, o.device, countText(o.nodes), timeText(1e6 * o.seconds), shareText(o.seconds / total),
   ]));
-  return [el("h3", {}, "Time by op"), el("table", { id: "ops" },
-    el("thead", {}, row("th", ["op", "device", "nodes", "time", "share"])), el("tbody", {}, ...rows))];
-}
-
-function advice() {
-  if (!D.advice.length) return [el("h3", {}, "No change that the rules know would help much")];
-  const items = D.advice.map(([what, why, saves]) =>
-    el("li", {}, el("b", {}, `up to ${timeText(saves)}: `), `${what}. `, el("span", { class: "soft" }, why)));
-  return [el("h3", {}, "What would help most"), el("ol", { id: "advice" }, ...items)];
+  const table = (id, some) => el("table", { id },
+    el("thead", {}, row("th", ["op", "device", "nodes", "time", "share"])), el("tbody", {}, ...some));
+  const rest = rows.slice(MOST_OPS);
+  return [el("h3", {}, "Time by op"), table("ops", rows.slice(0, MOST_OPS)),
+    ...(rest.length ? [el("details", {}, el("summary", {}, `and ${rest.length} more`), table("more-ops", rest))] : [])];
 }
 
 /** Expected beside measured: all runs of a plan, device by device. */

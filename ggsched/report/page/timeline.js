@@ -1,10 +1,13 @@
 // The timeline: where each span lies, what is under the pointer, what is shown of it.
 
 const AXIS = 20, ROW = 26, GAP = 10, GHOST = 7;
+const MOST_FOLDS = 5;
+const KINDS = ["launch", "upload", "download", "copy", "sync", "host", "wait", "barrier", "record"];
 
 class Timeline {
-  constructor(view) {
+  constructor(view, runs) {
     this.view = view;
+    this.runs = runs;
     this.hovered = -1;
     this.selected = -1;
     this.showArrows = true;
@@ -22,6 +25,7 @@ class Timeline {
     this.indexNodes();
     this.indexExpected();
     this.stage = new Stage("timeline", view, (stage) => drawTimeline(this, stage));
+    this.stage.runs = runs;
     this.stage.height = this.height;
     this.stage.hover = (x, y, event) => this.hover(x, y, event);
     this.stage.click = (x, y) => this.select(this.find(x, y));
@@ -56,15 +60,20 @@ class Timeline {
     });
     for (const [key, ids] of of) {
       const [track, row] = key.split(".").map(Number);
-      const { start, end } = D.spans;
+      const { start, end } = P;
       ids.sort((a, b) => start[a] - start[b] || end[b] - end[a]);
       this.rows.push({
         track, row, ids, y: this.trackAt.get(track).y + row * ROW,
         starts: Float64Array.from(ids, (i) => start[i]),
+        ends: Float64Array.from(ids, (i) => end[i]),
+        kinds: Uint8Array.from(ids, (i) => KINDS.indexOf(D.spans.kind[i])),
         lengthiest: ids.reduce((most, i) => Math.max(most, end[i] - start[i]), 0),
       });
     }
-    this.yOf = (span) => this.trackAt.get(D.spans.track[span]).y + D.spans.row[span] * ROW;
+    this.ys = Float64Array.from(D.spans.track, (track, i) => this.trackAt.get(track).y + D.spans.row[i] * ROW);
+    this.yOf = (span) => this.ys[span];
+    this.arrowFrom = Float64Array.from(D.arrows, ([, src]) => P.end[src]);
+    this.arrowTo = Float64Array.from(D.arrows, ([isCopy, , dst]) => (isCopy ? P.start : P.end)[dst]);
   }
 
   indexNodes() {
@@ -98,10 +107,10 @@ class Timeline {
     const ghosts = D.expected.some((e) => e.command.length);
     if (ghosts) legend.push(el("span", {}, el("i", { style: "background:var(--ghost)" }), "expected"));
     document.getElementById("timeline-bar").append(
-      ...viewButtons(this.view), check("arrows", "showArrows"),
+      ...this.runs.buttons(), ...viewButtons(this.view), check("arrows", "showArrows"),
       ...(ghosts ? [check("expected", "showExpected")] : []),
       el("div", { class: "legend" }, ...legend),
-      el("span", { class: "keys" }, "drag to move, Ctrl + wheel to zoom, keys w a s d f; click for details"),
+      el("span", { class: "keys" }, "keys: [ ] step from run to run, w a s d move and zoom, f shows all; drag, Ctrl + wheel, click"),
     );
   }
 
@@ -111,7 +120,7 @@ class Timeline {
     const row = this.rows.find((r) => y >= r.y && y < r.y + ROW);
     if (!row) return -1;
     const at = this.stage.at(x), reach = this.stage.at(x + 3) - at;
-    const { start, end } = D.spans;
+    const { start, end } = P;
     let best = -1, distance = Infinity;
     for (let k = above(row.starts, at + reach) - 1, seen = 0; k >= 0 && seen < 64; k -= 1, seen += 1) {
       const i = row.ids[k];
@@ -128,7 +137,7 @@ class Timeline {
   findNode(span, x) {
     const range = this.nodesOf.get(span), at = this.stage.at(x);
     if (!range) return -1;
-    for (let i = range[0]; i < range[1]; i += 1) if (D.nodes.start[i] <= at && at <= D.nodes.end[i]) return i;
+    for (let i = range[0]; i < range[1]; i += 1) if (P.nodeStart[i] <= at && at <= P.nodeEnd[i]) return i;
     return -1;
   }
 
@@ -139,7 +148,8 @@ class Timeline {
       this.stage.ask();
     }
     if (found < 0) {
-      showTip(null);
+      const fold = event && x >= GUTTER ? axis.foldAt(this.stage.at(x)) : -1;
+      showTip(fold < 0 ? null : [`folded: ${timeText(axis.ends[fold] - axis.starts[fold])}`, axis.labels[fold]], event);
       return;
     }
     const node = this.findNode(found, x);
@@ -151,6 +161,11 @@ class Timeline {
     this.selected = span;
     this.showDetails();
     this.stage.ask();
+  }
+
+  /** When the run of a span began. */
+  begin(i) {
+    return D.spans.run[i] < 0 ? this.runs.origin : D.runs[D.spans.run[i]][1];
   }
 
   /** What there is to say of a span. */
@@ -165,10 +180,11 @@ class Timeline {
       `${this.trackAt.get(s.track[i]).name}${s.run[i] >= 0 ? `, run ${s.run[i]}` : ""}`,
       `took ${timeText(taken)}${s.estimated[i] ? " (estimated)" : ""}` +
         (expected === null ? "" : `, expected ${timeText(expected)}`) +
-        `; began at ${timeText(s.start[i] - ORIGIN)}` +
-        (where.device ? `, enqueued at ${timeText(s.issued[i] - ORIGIN)}` : ""),
+        `; began at ${timeText(s.start[i] - this.begin(i))}` +
+        (where.device ? `, enqueued at ${timeText(s.issued[i] - this.begin(i))}` : "") +
+        (s.run[i] >= 0 ? " of the run" : ""),
       reason && `because of ${reason}`,
-      text("path") && `${text("path")}: ${bytesText(s.bytes[i])}` + (taken > 0 ? `, ${bytesText(Math.round((s.bytes[i] / taken) * 1e6))}/s` : ""),
+      text("path") && `${text("path")}: ${bytesText(s.bytes[i])}` + (taken > 0 ? `, ${rateText((s.bytes[i] / taken) * 1e6)}` : ""),
       !text("path") && s.bytes[i] > 0 && `touches ${bytesText(s.bytes[i])}`,
     ];
   }
@@ -176,7 +192,12 @@ class Timeline {
   showDetails() {
     const box = document.getElementById("details");
     if (this.selected < 0) {
-      box.replaceChildren(el("span", { class: "soft" }, "Click a span to keep its details here."));
+      const folded = D.folds.slice(0, MOST_FOLDS).map(([start, end, label]) => `${timeText(end - start)} (${label})`);
+      const more = D.folds.length > MOST_FOLDS ? ` and ${D.folds.length - MOST_FOLDS} more` : "";
+      box.replaceChildren(
+        el("div", { class: "soft" }, "Click a span to keep its details here."),
+        ...(folded.length ? [el("div", { class: "soft", id: "folded" }, `Folded: ${folded.join("; ")}${more}.`)] : []),
+      );
       return;
     }
     const [what, ...rest] = this.lines(this.selected).filter(Boolean);
@@ -193,7 +214,7 @@ class Timeline {
   }
 
   goTo(span) {
-    const start = D.spans.start[span], end = D.spans.end[span], length = this.view.to - this.view.from;
+    const start = P.start[span], end = P.end[span], length = this.view.to - this.view.from;
     if (start < this.view.from || end > this.view.to) this.view.show((start + end - length) / 2, (start + end + length) / 2);
     this.select(span);
   }

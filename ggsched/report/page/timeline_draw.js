@@ -1,17 +1,18 @@
 // Drawing the timeline: only what is visible, and densities where spans are narrower than pixels.
 
-const MANY_ARROWS = 400;
+const MANY_ARROWS = 200, MANY_GHOSTED_RUNS = 12;
 
 function drawTimeline(t, stage) {
   const c = stage.context;
   drawTimeAxis(stage, AXIS, stage.height);
   drawGutter(t, stage);
   stage.clipBody(0, () => {
-    drawRuns(stage);
+    drawRuns(t, stage);
     let drawn = 0;
     for (const row of t.rows) drawn += drawRow(t, stage, row);
     if (t.showExpected) drawExpected(t, stage);
     drawArrows(t, stage);
+    drawFolds(stage, AXIS + (D.runs.length ? 18 : 0), stage.height - 2);
     for (const span of [t.hovered, t.selected]) {
       if (span >= 0) frameSpan(t, stage, span);
     }
@@ -46,16 +47,17 @@ function drawGutter(t, stage) {
   }
 }
 
-function drawRuns(stage) {
+function drawRuns(t, stage) {
   const c = stage.context;
   let last = -Infinity;
-  D.runs.forEach(([, start, end], i) => {
-    const x = stage.x(start), right = stage.x(end);
+  D.runs.forEach((_, i) => {
+    const x = stage.x(P.runStart[i]), right = stage.x(P.runEnd[i]);
     if (right < GUTTER || x > stage.width || right - last < 1) return;
     last = right;
-    c.fillStyle = colour("--panel");
+    const isNow = i === t.runs.now;
+    c.fillStyle = colour(isNow ? "--done" : "--panel");
     c.fillRect(x, AXIS, Math.max(1, right - x - 1), 17);
-    c.fillStyle = colour("--soft");
+    c.fillStyle = colour(isNow ? "--text" : "--soft");
     const left = Math.max(x, GUTTER) + 4;
     const text = fitted(c, `run ${i}`, Math.min(right, stage.width) - left - 2);
     if (text) c.fillText(text, left, AXIS + 9);
@@ -64,22 +66,21 @@ function drawRuns(stage) {
 
 /** Draw the spans of a row that are visible; return how many there are. */
 function drawRow(t, stage, row) {
-  const c = stage.context, s = D.spans, { view } = stage;
+  const c = stage.context, { view } = stage;
   const first = above(row.starts, view.from - row.lengthiest - 1e-9), end = above(row.starts, view.to);
-  if (end - first > stage.width - GUTTER) {
+  if (end - first > (stage.width - GUTTER) / 3) {
     drawDensity(stage, row, first, end);
     return end - first;
   }
   const perPixel = (view.to - view.from) / (stage.width - GUTTER);
   for (let k = first; k < end; k += 1) {
-    const i = row.ids[k], kind = s.kind[i];
-    if (s.end[i] < view.from) continue;
-    const x = stage.x(s.start[i]);
+    if (row.ends[k] < view.from) continue;
+    const i = row.ids[k], kind = KINDS[row.kinds[k]], x = stage.x(row.starts[k]);
     if (kind === "record") {
       if (perPixel < 0.2) mark(c, x, row.y);
       continue;
     }
-    const width = stage.x(s.end[i]) - x;
+    const width = stage.x(row.ends[k]) - x;
     const inset = kind === "wait" || kind === "barrier" ? 6 : 1;
     c.fillStyle = kindColour(kind);
     c.fillRect(x, row.y + inset, Math.max(1, width - (width > 3 ? 0.7 : 0)), ROW - 2 * inset - 2);
@@ -88,30 +89,42 @@ function drawRow(t, stage, row) {
   return end - first;
 }
 
+// Stacked from below; copies of all directions are one.
 const DENSE = ["launch", "copy", "sync", "host", "wait"];
+const DENSE_OF = Int8Array.from(KINDS, (kind) => DENSE.indexOf(kind === "upload" || kind === "download" ? "copy" : kind));
+const density = new Raster();
 
-/** More spans than pixels: show how much of each pixel's time each kind has, stacked from below. */
+/** More spans than a third of the pixels: how much of each pixel's time each kind has. */
 function drawDensity(stage, row, first, end) {
-  const c = stage.context, s = D.spans, count = stage.width - GUTTER;
-  const shares = DENSE.map(() => new Float32Array(count + 1));
+  const count = stage.width - GUTTER, height = ROW - 4, { view } = stage, { starts, ends, kinds } = row;
+  const scale = count / (view.to - view.from), many = DENSE.length, { from } = view;
+  const shares = new Float32Array(count * many);
   for (let k = first; k < end; k += 1) {
-    const i = row.ids[k], kind = s.path[i] && D.texts[s.path[i]] ? "copy" : s.kind[i];
-    const share = shares[DENSE.indexOf(kind)];
-    const x = Math.max(0, stage.x(s.start[i]) - GUTTER), right = Math.min(count, stage.x(s.end[i]) - GUTTER);
-    if (!share || right < 0 || x >= count) continue;
-    for (let p = Math.floor(x); p < right; p += 1) share[p] += Math.min(p + 1, right) - Math.max(p, x);
-  }
-  const height = ROW - 4, base = row.y + 1 + height;
-  const tops = new Float32Array(count).fill(base);
-  DENSE.forEach((kind, n) => {
-    c.fillStyle = kindColour(kind);
-    for (let p = 0; p < count; p += 1) {
-      const part = Math.min(1, shares[n][p]) * height;
-      if (part < 0.05) continue;
-      tops[p] -= part;
-      c.fillRect(GUTTER + p, tops[p], 1, part);
+    const n = DENSE_OF[kinds[k]];
+    if (n < 0) continue;
+    const x = Math.max(0, (starts[k] - from) * scale), right = Math.min(count, (ends[k] - from) * scale);
+    let p = Math.floor(x);
+    if (p + 1 >= right) {
+      if (x < right) shares[p * many + n] += right - x;
+      continue;
     }
-  });
+    shares[p * many + n] += p + 1 - x;
+    for (p += 1; p + 1 <= right; p += 1) shares[p * many + n] += 1;
+    if (p < right) shares[p * many + n] += right - p;
+  }
+  density.begin(count, height);
+  const tones = DENSE.map((kind) => pixelOf(kindColour(kind))), { at } = density;
+  for (let p = 0; p < count; p += 1) {
+    let top = height;
+    for (let n = 0; n < many && top > 0; n += 1) {
+      const share = shares[p * many + n];
+      if (share < 0.002) continue;
+      const next = Math.max(0, Math.min(top - 1, Math.round(top - share * height)));
+      for (let line = next; line < top; line += 1) at[line * count + p] = tones[n];
+      top = next;
+    }
+  }
+  density.draw(stage.context, GUTTER, row.y + 1, count, height);
 }
 
 function mark(c, x, y) {
@@ -149,7 +162,7 @@ function drawNodes(stage, [first, end], y) {
   const c = stage.context;
   let last = -Infinity;
   for (let n = first; n < end; n += 1) {
-    const x = stage.x(D.nodes.start[n]), right = stage.x(D.nodes.end[n]);
+    const x = stage.x(P.nodeStart[n]), right = stage.x(P.nodeEnd[n]);
     if (right < GUTTER || x > stage.width || right - last < 1) continue;
     last = right;
     c.fillStyle = colour("--launch-2");
@@ -164,60 +177,69 @@ function drawNodes(stage, [first, end], y) {
 }
 
 function drawExpected(t, stage) {
-  const c = stage.context, { view } = stage;
+  const c = stage.context, { view } = stage, shown = [];
   c.fillStyle = colour("--ghost");
-  D.runs.forEach(([plan, start, end]) => {
+  D.runs.forEach(([plan, start], run) => {
     const e = D.expected[plan];
-    if (!e || start > view.to || Math.max(end, start + (e.end[e.end.length - 1] || 0)) < view.from) return;
+    if (!e || !e.command.length || P.runStart[run] > view.to) return;
+    const last = axis.place(start + e.end[e.end.length - 1]);
+    if (Math.max(P.runEnd[run], last) >= view.from) shown.push([e, start]);
+  });
+  if (shown.length > MANY_GHOSTED_RUNS) return; // too narrow to see
+  for (const [e, start] of shown) {
     const last = new Map();
     for (let i = 0; i < e.command.length; i += 1) {
-      const x = stage.x(start + e.start[i]), right = stage.x(start + e.end[i]);
+      const x = stage.x(axis.place(start + e.start[i])), right = stage.x(axis.place(start + e.end[i]));
       if (right < GUTTER || x > stage.width || right - (last.get(e.track[i]) || -1e9) < 0.7) continue;
       last.set(e.track[i], right);
       c.fillRect(x, t.trackAt.get(e.track[i]).ghostY, Math.max(0.8, right - x - 0.5), GHOST);
     }
-  });
+  }
 }
 
 function drawArrows(t, stage) {
   const chosen = t.selected >= 0 ? t.selected : t.hovered;
-  const focus = new Set(chosen >= 0 ? t.arrowsOf.get(chosen) : []);
-  const visible = [];
+  const { from, to } = stage.view, visible = [];
   if (t.showArrows) {
     for (let i = 0; i < D.arrows.length && visible.length <= MANY_ARROWS; i += 1) {
-      const [, src, dst] = D.arrows[i];
-      const from = stage.x(D.spans.end[src]), to = stage.x(D.spans.end[dst]);
-      const isInView = Math.max(from, to) >= GUTTER && Math.min(from, to) <= stage.width;
-      if (isInView && t.yOf(src) !== t.yOf(dst)) visible.push(i);
+      const a = t.arrowFrom[i], b = t.arrowTo[i];
+      if ((a >= from || b >= from) && (a <= to || b <= to) && t.ys[D.arrows[i][1]] !== t.ys[D.arrows[i][2]]) visible.push(i);
     }
   }
-  const all = visible.length <= MANY_ARROWS ? visible : [];
-  for (const i of all) if (!focus.has(i)) drawArrow(t, stage, i, 0.35);
-  for (const i of focus) drawArrow(t, stage, i, 1);
+  if (visible.length <= MANY_ARROWS) {
+    for (const isCopy of [0, 1]) strokeArrows(t, stage, visible.filter((i) => D.arrows[i][0] === isCopy), isCopy, 0.35);
+  }
+  for (const i of (chosen >= 0 && t.arrowsOf.get(chosen)) || []) strokeArrows(t, stage, [i], D.arrows[i][0], 1);
 }
 
-function drawArrow(t, stage, i, strength) {
-  const c = stage.context, [isCopy, src, dst] = D.arrows[i], s = D.spans;
-  const x = stage.x(s.end[src]), y = t.yOf(src) + ROW / 2 - 1;
-  const toX = stage.x(isCopy ? s.start[dst] : s.end[dst]), toY = t.yOf(dst) + ROW / 2 - 1;
+/** Draw arrows of one colour at once. */
+function strokeArrows(t, stage, arrows, isCopy, strength) {
+  const c = stage.context;
   c.globalAlpha = strength;
   c.strokeStyle = c.fillStyle = colour(isCopy ? "--copy" : "--text");
   c.lineWidth = strength === 1 ? 1.6 : 1;
-  const bend = Math.min(40, Math.max(6, Math.abs(toX - x) / 2));
+  const places = arrows.map((i) => [
+    stage.x(t.arrowFrom[i]), t.ys[D.arrows[i][1]] + ROW / 2 - 1, stage.x(t.arrowTo[i]), t.ys[D.arrows[i][2]] + ROW / 2 - 1,
+  ]);
   c.beginPath();
-  c.moveTo(x, y);
-  c.bezierCurveTo(x + bend, y, toX - bend, toY, toX - 4, toY);
+  for (const [x, y, toX, toY] of places) {
+    const bend = Math.min(40, Math.max(6, Math.abs(toX - x) / 2));
+    c.moveTo(x, y);
+    c.bezierCurveTo(x + bend, y, toX - bend, toY, toX - 4, toY);
+  }
   c.stroke();
   c.beginPath();
-  c.moveTo(toX, toY);
-  c.lineTo(toX - 5, toY - 3);
-  c.lineTo(toX - 5, toY + 3);
+  for (const [, , toX, toY] of places) {
+    c.moveTo(toX, toY);
+    c.lineTo(toX - 5, toY - 3);
+    c.lineTo(toX - 5, toY + 3);
+  }
   c.fill();
   c.globalAlpha = 1;
 }
 
 function frameSpan(t, stage, span) {
-  const c = stage.context, x = stage.x(D.spans.start[span]), right = stage.x(D.spans.end[span]);
+  const c = stage.context, x = stage.x(P.start[span]), right = stage.x(P.end[span]);
   c.strokeStyle = colour("--mark");
   c.lineWidth = 2;
   c.strokeRect(x - 1, t.yOf(span), Math.max(3, right - x + 1.5), ROW - 2);

@@ -1,6 +1,9 @@
 // A part of an axis that is zoomed and panned, shared by all canvases on that axis.
 
-const GUTTER = 132;
+const WIDE_GUTTER = 132, NARROW_GUTTER = 74, NARROW = 640;
+
+// Names of rows are on the left of each canvas, shorter where the window is narrow.
+let GUTTER = WIDE_GUTTER;
 
 class View {
   constructor(begin, end) {
@@ -11,14 +14,6 @@ class View {
     this.listeners = [];
     this.from = this.least;
     this.to = this.most;
-    this.home = null;
-  }
-
-  /** Begin with a part of the axis; a button leads back to it. */
-  begin(from, to) {
-    const margin = 0.02 * (to - from);
-    this.home = [from - margin, to + margin];
-    this.show(...this.home);
   }
 
   onChange(listener) {
@@ -62,10 +57,16 @@ class Stage {
     this.height = 100;
     this.width = 100;
     this.isAsked = false;
+    this.isInSight = true;
+    this.isStale = false;
     this.drawnMs = 0;
     this.frames = 0;
     view.onChange(() => this.ask());
     new ResizeObserver(() => this.ask()).observe(this.canvas);
+    new IntersectionObserver(([entry]) => {
+      this.isInSight = entry.isIntersecting;
+      if (this.isInSight && this.isStale) this.ask();
+    }).observe(this.canvas);
     this.listen();
   }
 
@@ -79,8 +80,10 @@ class Stage {
     return this.view.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.view.to - this.view.from);
   }
 
+  /** Draw with the next frame, or once the canvas comes into sight. */
   ask() {
-    if (this.isAsked) return;
+    this.isStale = this.frames > 0 && !this.isInSight;
+    if (this.isAsked || this.isStale) return;
     this.isAsked = true;
     requestAnimationFrame(() => {
       this.isAsked = false;
@@ -92,6 +95,7 @@ class Stage {
     const begin = performance.now();
     const ratio = window.devicePixelRatio || 1;
     this.width = this.canvas.clientWidth;
+    GUTTER = this.width < NARROW ? NARROW_GUTTER : WIDE_GUTTER;
     this.canvas.style.height = `${this.height}px`;
     const [w, h] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
     if (this.canvas.width !== w || this.canvas.height !== h) {
@@ -185,7 +189,6 @@ function viewButtons(view) {
     button("+", "zoom in", () => view.zoom(0.5)),
     button("◂", "earlier", () => view.pan(-0.4 * length())),
     button("▸", "later", () => view.pan(0.4 * length())),
-    ...(view.home ? [button("runs", "show all runs", () => view.show(...view.home))] : []),
     button("all", "show everything", () => view.fit()),
   ];
 }
@@ -197,22 +200,53 @@ function axisStep(length, count) {
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
 }
 
-/** Draw the time axis and its grid down to a height. */
+/** Draw the time axis and its grid down to a height; folds are hatched and named. */
 function drawTimeAxis(stage, top, bottom) {
-  const c = stage.context, view = stage.view;
+  const c = stage.context, view = stage.view, { origin } = stage.runs;
   const step = axisStep(view.to - view.from, (stage.width - GUTTER) / 110);
-  c.fillStyle = colour("--soft");
   c.textAlign = "left";
-  const [from, to] = [view.from - ORIGIN, view.to - ORIGIN];
-  for (let i = Math.ceil(from / step); i * step < to; i += 1) {
-    const x = Math.round(stage.x(i * step + ORIGIN)) + 0.5;
-    if (x < GUTTER) continue;
-    c.strokeStyle = colour("--grid");
-    c.lineWidth = 1;
-    c.beginPath();
-    c.moveTo(x, top);
-    c.lineTo(x, bottom);
-    c.stroke();
-    if (x + 50 < stage.width) c.fillText(timeText(i * step, step), x + 3, top - 9);
-  }
+  c.lineWidth = 1;
+  c.strokeStyle = colour("--grid");
+  c.fillStyle = colour("--soft");
+  let free = GUTTER;
+  c.beginPath();
+  axis.pieces(view.from, view.to, (from, to) => {
+    // Times from the origin on: a place in a piece that is not folded has the same distance.
+    const first = axis.time(from) - origin, base = from - first;
+    for (let i = Math.ceil(first / step); i * step < to - base; i += 1) {
+      const x = Math.round(stage.x(base + i * step)) + 0.5, text = markText(i * step, step);
+      if (x < GUTTER) continue;
+      c.moveTo(x, top);
+      c.lineTo(x, bottom);
+      const right = x + 3 + c.measureText(text).width;
+      if (x < free || right > stage.width) continue;
+      c.fillText(text, x + 3, top - 9);
+      free = right + 8;
+    }
+  });
+  c.stroke();
+}
+
+/** Draw the folds over a canvas; their names stand upright where there is room. */
+function drawFolds(stage, top, bottom) {
+  const c = stage.context;
+  axis.places.forEach((place, i) => {
+    const x = stage.x(place), right = Math.max(x + 3, stage.x(place + axis.width));
+    if (right < GUTTER || x > stage.width) return;
+    c.fillStyle = colour("--fold");
+    c.fillRect(x, top, right - x, bottom - top);
+    c.strokeStyle = colour("--line");
+    c.strokeRect(Math.round(x) + 0.5, top, Math.round(right - x), bottom - top);
+    if (right - x < 13) return;
+    const took = `${timeText(axis.ends[i] - axis.starts[i])}: ${axis.labels[i]}`;
+    c.fillStyle = colour("--text");
+    c.font = `11px ${FONT}`;
+    c.save();
+    const across = right - x > bottom - top;
+    c.translate(across ? Math.max(x, GUTTER) + 6 : (x + right) / 2, across ? top + 14 : bottom - 6);
+    if (!across) c.rotate(-Math.PI / 2);
+    c.fillText(fitted(c, took, (across ? Math.min(right, stage.width) - Math.max(x, GUTTER) : bottom - top) - 12), 0, 0);
+    c.restore();
+    c.font = `12px ${FONT}`;
+  });
 }
