@@ -81,7 +81,10 @@ def source(name: str, dialect: Dialect) -> str:
         return user_source(name, dialect)
     if name.startswith(ARRAYS):
         _, file, text = name.split("-")[:3]
-        definitions, file = chain_source(text) if file == "chain" else array_source(name)
+        if file in ("chain", "conv"):
+            definitions, file = chain_source(text), f"array_{file}.cl"
+        else:
+            definitions, file = array_source(name)
         return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
         raise UsageError(

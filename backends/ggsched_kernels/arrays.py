@@ -29,6 +29,8 @@ SOURCE_PREFIX: Final = "nd-"
 AXES: Final = 8
 SPATIAL: Final = 3
 ACROSS: Final = 8
+WARP: Final = 32
+MANY_SUMS: Final = 4096  # lanes that keep a GPU busy with a sum each
 _OPERANDS: Final = 3
 _NO_MORE: Final = ("f32", "f32", "f32")
 
@@ -204,8 +206,11 @@ def _reduce(site: LoweringContext, op: str) -> None:
     steps = tuple(x.strides[a] for a in gone)
     inner, inner_rows, _ = packed([(x.buffer, 0, away, steps)] * 2, away, site)
     count, lanes = rows * last, site.profile.lanes
-    if count >= 1 << 31:
-        raise UsageError(f"{count} elements", where=site.node.label)
+    if max(count, prod(away)) >= 1 << 31:
+        raise UsageError(f"{count} sums of {prod(away)} elements", where=site.node.label)
+    # Lanes that share a sum read neighbours; lanes with a sum each do where the axes behind stay.
+    reads_neighbours = bool(gone) and gone[-1] == len(x.shape) - 1
+    together = lanes > 1 and prod(away) >= WARP and (reads_neighbours or count < MANY_SUMS)
     site.call(
         f"{SOURCE_PREFIX}reduce-{op}-{x.dtype.name}",
         "reduce",
@@ -213,11 +218,12 @@ def _reduce(site: LoweringContext, op: str) -> None:
             *(x.buffer, y.buffer, outer, inner, i32(count)),
             *(i32(inner_rows if prod(away) else 0), f32(float(prod(away)))),
         ),
-        (-(-count // lanes), 1, 1),
+        (count if together else -(-count // lanes), 1, 1),
         A_T=x.dtype.name,
         B_T="f32",
         C_T="f32",
         Y_T=y.dtype.name,
+        TOGETHER=int(together),
     )
 
 
@@ -225,7 +231,7 @@ _BITS: Final = {"f64": "u64"}
 _MOVED: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
-def _plain(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
+def plain_place(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
     """Return where an operand lies without gaps, in a copy if need be."""
     plain = contiguous_strides(operand.dtype, operand.shape)
     pairs = zip(operand.shape, operand.strides, plain, strict=True)
@@ -243,7 +249,7 @@ def _gather(site: LoweringContext) -> None:
     axis = int(site.number("axis")) % len(x.shape)
     if not prod(ids.shape):
         return
-    data, chosen = _plain(site, x), _plain(site, ids)
+    data, chosen = plain_place(site, x), plain_place(site, ids)
     inner = prod(x.shape[axis + 1 :])
     span = max(site.profile.span, -(-inner // MAX_PARTS))
     rows = prod(x.shape[:axis]) * prod(ids.shape)
@@ -264,7 +270,7 @@ def _gather(site: LoweringContext) -> None:
 
 def _windows(site: LoweringContext, op: str) -> None:
     x, y = site.node.inputs[0], site.node.output
-    places = [_plain(site, o) for o in site.node.inputs]
+    places = [plain_place(site, o) for o in site.node.inputs]
     n = len(x.shape) - 2
     conv = op == "conv"
     kernel = site.node.inputs[1].shape[2:] if conv else _ints(site, "kernel")
@@ -306,4 +312,5 @@ __all__ = [
     "lower_array",
     "packed",
     "place",
+    "plain_place",
 ]
