@@ -274,21 +274,22 @@ def _windows(site: LoweringContext, op: str) -> None:
     n = len(x.shape) - 2
     conv = op == "conv"
     kernel = site.node.inputs[1].shape[2:] if conv else _ints(site, "kernel")
-    pads = _ints(site, "pads")
+    pads, channels = _ints(site, "pads"), x.shape[1]
     extra = (_ints(site, "extra") or (0,) * n) if op == "average_pool" else (0,) * n
-    real = [x.shape[2 + i] + pads[n + i] - extra[i] for i in range(n)]
-    channels, per = x.shape[1], site.node.inputs[1].shape[1] if conv else 1
+    real = tuple(x.shape[2 + i] + pads[n + i] - extra[i] for i in range(n))
+    per = site.node.inputs[1].shape[1] if conv else 1
     each = y.shape[1] // int(site.number("group")) if conv else 1
-    tuples = [
-        *((x.shape[2:], 1), (y.shape[2:], 1), (kernel, 1), (_ints(site, "strides"), 1)),
-        *((_ints(site, "dilations"), 1), (pads[:n], 0), (real, 1)),
-    ]
-    spatial = [v for values, fill in tuples for v in (*(fill,) * (SPATIAL - n), *values)]
+    strides, dilations = _ints(site, "strides"), _ints(site, "dilations")
+    axes = zip(x.shape[2:], y.shape[2:], kernel, strides, dilations, pads[:n], real, strict=True)
+    # An axis of 1 slides nowhere. Rows of windows lie along the last axis that is left.
+    sliding = [axis for axis in axes if axis[:3] != (1, 1, 1) or axis[5]]
+    sliding = [(1, 1, 1, 1, 1, 0, 1)] * (SPATIAL - len(sliding)) + sliding
+    spatial = [value for values in zip(*sliding, strict=True) for value in values]
     weights, bias = (*places[1:], places[0], places[0])[:2]
     offsets = (places[0][1], weights[1], bias[1], y.offset)
     sizes = struct.pack("<4q25i4x", *offsets, channels, y.shape[1], per, each, *spatial)
-    across = -(-y.shape[-1] // (ACROSS * site.profile.lanes))
-    outer = prod(y.shape[2:-1])
+    *outer_axes, last = (axis[1] for axis in sliding)
+    across, outer = -(-last // (ACROSS * site.profile.lanes)), prod(outer_axes)
     if outer > MAX_PARTS:
         raise UsageError(f"{outer} rows of windows", where=site.node.label)
     groups = (y.shape[0] * y.shape[1], outer, across)
