@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.tensor import contiguous_strides
-from ggsched_kernels.arrays import PREFIX, SOURCE_PREFIX, SPATIAL, plain_place
+from ggsched_kernels.arrays import PREFIX, SOURCE_PREFIX, plain_place, sliding_axes
 from ggsched_kernels.calls import MAX_PARTS, SCRATCH, Constant, TuningProfile, f32, i32, i64
 from ggsched_kernels.chains import MAX_NUMBERS, MAX_OPERANDS, Chain, Groups, Site, chain_behind
 from ggsched_kernels.lowering_context import LoweringContext
@@ -197,17 +197,11 @@ def defines_of(tile: Tile, *, is_inside: bool, is_split: bool) -> dict[str, int]
 
 def _sizes(node: BoundNode) -> Conv:
     x, w = node.inputs[:2]
-    axes = len(x.shape) - 2
-
-    def padded(extents: object, fill: int = 1) -> tuple[int, ...]:
-        assert isinstance(extents, tuple)
-        return (*(fill,) * (SPATIAL - axes), *extents[:axes])
-
-    groups, p = node.params["group"], node.params
+    groups = node.params["group"]
     assert isinstance(groups, int)
-    windows = (w.shape[2:], p["strides"], p["dilations"])
-    spatial = (*map(padded, windows), padded(p["pads"], 0), padded(x.shape[2:]))
-    return Conv(x.shape[0], x.shape[1], w.shape[0], groups, *spatial, padded(node.output.shape[2:]))
+    own, made, kernel, strides, dilations, pads, _ = sliding_axes(node, w.shape[2:])
+    sizes = (x.shape[0], x.shape[1], w.shape[0], groups)
+    return Conv(*sizes, kernel, strides, dilations, pads, own, made)
 
 
 @lru_cache(1024)

@@ -1,4 +1,4 @@
-"""Convolutions as GPUs run them, on OpenCL, against the oracle."""
+"""Convolutions and reductions as GPUs run them, on OpenCL, against the oracle."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,10 @@ import pytest
 from ggsched import GraphBuilder, Scheduler
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import convolution as gpu
+from ggsched_kernels.array_table import REDUCTIONS
 from ggsched_kernels.convolution import TILES, Conv, choose_tile
 from ggsched_kernels.lower import lower_nodes
+from tests.backends.against_oracle import check, tame
 from tests.backends.opencl_devices import opencl_device
 
 pytestmark = pytest.mark.opencl
@@ -122,3 +124,19 @@ def test_few_positions_share_sums_and_many_do_not():
         tile, shares = choose_tile(c, 132)
         assert tile is not None
         assert (shares > 1) == (least > 1)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_lanes_share_long_sums(device, op):
+    """Along the last axis, along several, and along one in front of few others."""
+    g = GraphBuilder()
+    x, turned = g.input("x", (3, 5, 11, 7)), g.input("t", (3, 9, 40))
+    own = {"keepdims": False}
+    outs = [
+        g.op(f"nd.{op}", x, axes=(2, 3), **own),
+        g.op(f"nd.{op}", x, axes=(0, 1, 3), **own),
+        g.op(f"nd.{op}", g.permute(turned, 1, 2, 0), axes=(1,), **own),
+        g.op(f"nd.{op}", turned, axes=(2,), **own),
+    ]
+    graph = g.build(*outs)
+    check(device, graph, tame(graph))
