@@ -61,7 +61,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 # Source -> what it includes besides.
-_HEADERS: Final[dict[str, tuple[str, ...]]] = {"sort": ("sort_key.h",)}
+_HEADERS: Final[dict[str, tuple[str, ...]]] = {"matmul": ("pieces.h",), "sort": ("sort_key.h",)}
 
 # Source for devices with warps -> what it includes besides.
 WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {

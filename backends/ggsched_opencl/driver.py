@@ -58,6 +58,7 @@ class DeviceInfo:
         max_allocation_nbytes: Largest buffer.
         alignment: Of buffers, in bytes.
         has_f64: Whether kernels can compute with f64.
+        compute_units: Multiprocessors.
     """
 
     handle: Handle
@@ -69,6 +70,7 @@ class DeviceInfo:
     max_allocation_nbytes: int
     alignment: int
     has_f64: bool = False
+    compute_units: int = 1
 
 
 def find_devices() -> list[DeviceInfo]:
@@ -182,6 +184,7 @@ def _describe(platform: Handle, device: Handle) -> DeviceInfo:
         max_allocation_nbytes=int(device.max_mem_alloc_size),
         alignment=max(64, int(device.mem_base_addr_align) // 8),
         has_f64="cl_khr_fp64" in device.extensions.split(),
+        compute_units=int(device.max_compute_units),
     )
 
 
