@@ -74,8 +74,8 @@ FN Corner corner_of(const Conv t, int column, int group) {
  * axis in 10 bits. */
 KERNEL(conv_tiles)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias, GLOBAL u8 *y,
                    Conv t, GLOBAL const i32 *taps, GLOBAL u8 *parts, EPILOGUE_ARGS) {
-  LOCAL float4 wt[BK * PITCH / 4];
-  LOCAL float4 xt[BK * BN / 4];
+  LOCAL f4 wt[BK * PITCH / 4];
+  LOCAL f4 xt[BK * BN / 4];
   int group = GROUP(2) % t.groups, share = GROUP(2) / t.groups;
   int m0 = GROUP(1) * BM, n0 = GROUP(0) * BN;
   int from = share * t.stretch, to = MIN(t.depth, from + t.stretch);
@@ -85,8 +85,8 @@ KERNEL(conv_tiles)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias
   GLOBAL const float *factor = (GLOBAL const float *)(w + t.off[1]) + (i64)group * t.rows * t.depth;
   int column = LANE % BN, k_first = LANE / BN, is_column = n0 + column < t.columns;
   Corner c = corner_of(t, is_column ? n0 + column : 0, group);
-  float4 sum[4 * MV];
-  float4 next_w[W_LOADS];
+  f4 sum[4 * MV];
+  f4 next_w[W_LOADS];
   float next_x[X_LOADS];
   UNROLL for (int i = 0; i < 4 * MV; i++) sum[i].x = sum[i].y = sum[i].z = sum[i].w = 0.0f;
   for (int k0 = from - BK; k0 < to; k0 += BK) {
@@ -94,12 +94,12 @@ KERNEL(conv_tiles)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias
     if (k1 < to) {
       UNROLL for (int i = 0; i < W_LOADS; i++) {
         int at = LANE + i * LANES, row = at / (BK / 4), k = k1 + at % (BK / 4) * 4;
-        float4 v;
+        f4 v;
         v.x = v.y = v.z = v.w = 0.0f;
         if (row < BM && m0 + row < t.rows) {
           GLOBAL const float *source = factor + (i64)(m0 + row) * t.depth + k;
 #if VEC_W
-          if (k < to) v = *(GLOBAL const float4 *)source;
+          if (k < to) v = *(GLOBAL const f4 *)source;
 #else
           if (k < to) v.x = source[0];
           if (k + 1 < to) v.y = source[1];
@@ -128,9 +128,9 @@ KERNEL(conv_tiles)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias
     }
     if (k0 >= from) {
       UNROLL for (int k = 0; k < BK; k++) {
-        float4 b = xt[k * (BN / 4) + lx];
+        f4 b = xt[k * (BN / 4) + lx];
         UNROLL for (int i = 0; i < MV; i++) {
-          float4 a = wt[k * (PITCH / 4) + ly + i * LY];
+          f4 a = wt[k * (PITCH / 4) + ly + i * LY];
           FMA4(sum[4 * i], a.x, b);
           FMA4(sum[4 * i + 1], a.y, b);
           FMA4(sum[4 * i + 2], a.z, b);
@@ -156,13 +156,13 @@ KERNEL(conv_tiles)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias
   UNROLL for (int r = 0; r < 4 * MV; r++) {
     int row = m0 + (ly + r / 4 * LY) * 4 + r % 4, channel = group * t.rows + row;
     if (row >= t.rows) continue;
-    float4 four = sum[r];
+    f4 four = sum[r];
     float each[4] = {four.x, four.y, four.z, four.w};
 #if VEC_Y
     if (first >= t.columns) continue;
     i64 index = ((i64)(first / t.at) * t.m + channel) * t.at + first % t.at;
 #if SPLIT
-    *(GLOBAL float4 *)(parts + t.off[4] + (share * t.made + index) * 4) = four;
+    *(GLOBAL f4 *)(parts + t.off[4] + (share * t.made + index) * 4) = four;
 #else
     UNROLL for (int e = 0; e < 4; e++) {
       i64 i = index + e;
@@ -171,7 +171,7 @@ KERNEL(conv_tiles)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias
       each[e] = V;
     }
     four.x = each[0], four.y = each[1], four.z = each[2], four.w = each[3];
-    *(GLOBAL float4 *)(y + t.off[3] + index * 4) = four;
+    *(GLOBAL f4 *)(y + t.off[3] + index * 4) = four;
 #endif
 #else
     UNROLL for (int e = 0; e < 4; e++) {

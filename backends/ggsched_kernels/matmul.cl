@@ -18,7 +18,7 @@
 #define ONE_SWEEP (BM == LY * MR)
 #define PITCH (BK + VW) /* rows of the tile apart in the sets of a cache and in memory banks */
 #if LANES > 1
-#define TILES(name) LOCAL float4 name##4_[PITCH * (BN + BM) / 4]; LOCAL_PTR float *name = (LOCAL_PTR float *)name##4_
+#define TILES(name) LOCAL f4 name##4_[PITCH * (BN + BM) / 4]; LOCAL_PTR float *name = (LOCAL_PTR float *)name##4_
 #else
 #define TILES(name) LOCAL float name[PITCH * BN]
 #endif
@@ -74,7 +74,7 @@ FN void copy_rows(LOCAL_PTR float *tile, GLOBAL const u8 *x, LOCAL_PTR const i64
     LOCAL_PTR float *to = tile + r * PITCH + k;
 #if X_ALIGNED
     if (k + VW <= nk) {
-      *(LOCAL_PTR float4 *)to = *(GLOBAL const float4 *)row;
+      *(LOCAL_PTR f4 *)to = *(GLOBAL const f4 *)row;
       continue;
     }
 #endif
@@ -95,10 +95,10 @@ FN void block_product(GLOBAL const u8 *w, i64 sn, i64 sk, int columns, GLOBAL co
     copy_rows(rows, x, xo, count, k0, stretch);
     BARRIER();
     for (int k = 0; k < stretch; k += 4) {
-      float4 a[MR];
-      UNROLL for (int r = 0; r < MR; r++) a[r] = *(LOCAL_PTR const float4 *)(xt + r * LY * PITCH + k);
+      f4 a[MR];
+      UNROLL for (int r = 0; r < MR; r++) a[r] = *(LOCAL_PTR const f4 *)(xt + r * LY * PITCH + k);
       UNROLL for (int c = 0; c < NR; c++) {
-        float4 b = *(LOCAL_PTR const float4 *)(wt + c * LX * PITCH + k);
+        f4 b = *(LOCAL_PTR const f4 *)(wt + c * LX * PITCH + k);
         UNROLL for (int r = 0; r < MR; r++) {
           float sum = FMA(a[r].x, b.x, acc[r * NR + c]);
           sum = FMA(a[r].y, b.y, sum);
