@@ -6,6 +6,7 @@ row above those that it is quicker than.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand, groups_of
@@ -65,6 +66,7 @@ from ggsched_cuda_kernels.warp_specialized.rows import GEMV_PATTERNS, join_produ
 from ggsched_kernels import GPU, SCRATCH, KernelCall, TuningProfile, lower_nodes
 from ggsched_kernels.calls import ArgPlaceholder, check_alignment
 from ggsched_kernels.chains import join_chain
+from ggsched_kernels.convolution import join_convolution
 from ggsched_kernels.lower import memory_of
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lowering_context import LoweringContext
@@ -106,13 +108,6 @@ class Fused:
 Groups = Sequence[Sequence[BoundNode]]
 
 
-def join_array_chain(
-    groups: Groups, at: int, profile: TuningProfile
-) -> tuple[int, CudaLoweringContext] | None:
-    """Make one call of a chain of ops on single elements, see ``ggsched_kernels.chains``."""
-    return join_chain(groups, at, profile, CudaLoweringContext)
-
-
 FusionRule = Callable[[Groups, int, TuningProfile], tuple[int, CudaLoweringContext] | None]
 """Looks at the groups of a program from one on; says how many of them its call computes."""
 
@@ -147,7 +142,8 @@ FUSED: Final[Mapping[str, Fused]] = {
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
     join_products, join_routed, join_experts, join_attention, join_heads, join_tokens, join_route,
-    join_sums, join_conv, join_linear_attention, join_elements, join_array_chain,
+    join_sums, join_conv, join_linear_attention, join_elements,
+    *(partial(join, site=CudaLoweringContext) for join in (join_chain, join_convolution)),
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 

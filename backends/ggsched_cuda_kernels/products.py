@@ -97,7 +97,9 @@ def fits_rounded(site: CudaLoweringContext) -> bool:
 def lower_plain(site: CudaLoweringContext) -> None:
     """One product, or a few of many batches."""
     w, x = site.node.inputs
-    _multiply(site, window(w), site.contiguous(x), blas.F32, 0)
+    # Rows of batches that one weight meets are one matrix, which a copy makes of any others.
+    a = site.contiguous(x, copies=_is_single(w) and not _is_even(window(x)))
+    _multiply(site, window(w), a, blas.F32, 0)
 
 
 def lower_rounded(site: CudaLoweringContext) -> None:
@@ -239,6 +241,7 @@ def _multiply(
     m = y.shape[2]
     step = w.strides[2] // size if has_columns else _row(w, k, size)
     rows = (step, _row(x, k, size), _row(y, n, 4))
+    w, x, y = _one_batch_axis(w, x, y)
     r0, r1 = x.shape[0] // w.shape[0], x.shape[1] // w.shape[1]
     batches = (w.shape[1], w.strides[1] // size, r1 * x.strides[1] // size, r1 * y.strides[1] // 4)
     for outer in range(x.shape[0]):
@@ -249,6 +252,18 @@ def _multiply(
                 (y.buffer, y.offset + outer * y.strides[0] + inner * y.strides[1]),
             )
             _add(site, (m, n, k), places, kind, rows, batches, (bool(adds), has_columns))
+
+
+def _one_batch_axis(*operands: Window) -> list[Window]:
+    """Return w, x and y with both axes of batches as one where that can be, else as they are."""
+    w, x, y = operands
+    evenly = all(o.strides[0] == o.shape[1] * o.strides[1] for o in operands)
+    if w.shape[:2] != x.shape[:2] or not evenly:
+        return [w, x, y]
+    return [
+        Window(o.buffer, o.offset, (1, o.shape[0] * o.shape[1], *o.shape[2:]), (0, *o.strides[1:]))
+        for o in operands
+    ]
 
 
 def _add(
@@ -287,14 +302,14 @@ def _has_rows(site: CudaLoweringContext, least: int) -> bool:
 def _has_plain_inputs(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
     """Whether x (as it is after it was made contiguous) and y can be walked through.
 
-    With one weight for all of them the rows of all batches have to follow each other evenly.
+    With one weight for all of them the rows of all batches have to follow each other evenly; those
+    that a weight of f32 meets are copied where they do not.
     """
     is_copied = x.shape[-1] > 1 and x.strides[-1] != x.dtype.block_nbytes
-    if not is_copied and not _has_plain_rows(x):
-        return False
-    if not _is_single(w):
-        return True
-    return (is_copied or _is_even(window(x))) and _is_even(window(y))
+    if _is_single(w):
+        is_copied = is_copied or (w.dtype.name == "f32" and not _is_even(window(x)))
+        return (is_copied or (_has_plain_rows(x) and _is_even(window(x)))) and _is_even(window(y))
+    return is_copied or _has_plain_rows(x)
 
 
 def _has_plain_rows(operand: Operand) -> bool:

@@ -62,7 +62,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 # Source -> what it includes besides.
-_HEADERS: Final[dict[str, tuple[str, ...]]] = {"sort": ("sort_key.h",)}
+_HEADERS: Final[dict[str, tuple[str, ...]]] = {"matmul": ("pieces.h",), "sort": ("sort_key.h",)}
 
 # Source for devices with warps -> what it includes besides.
 WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
@@ -82,7 +82,10 @@ def source(name: str, dialect: Dialect) -> str:
         return user_source(name, dialect)
     if name.startswith(ARRAYS):
         _, file, text = name.split("-")[:3]
-        definitions, file = chain_source(text) if file == "chain" else array_source(name)
+        if file in ("chain", "conv"):
+            definitions, file = chain_source(text), f"array_{file}.cl"
+        else:
+            definitions, file = array_source(name)
         return f"{common_text(dialect, 'arrays.h')}\n{definitions}{_file(file)}"
     if name not in SOURCES or dialect not in DIALECTS:
         raise UsageError(

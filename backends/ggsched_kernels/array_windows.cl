@@ -1,6 +1,7 @@
 /* Windows that slide over x (N, C, up to three spatial axes): convolution and pooling in f32.
  *
- * Groups: (N * M, out[0] * out[1], out[2] / (8 * LANES)); a lane makes eight neighbours of a row.
+ * Where a group is one lane, on processors, groups are (N * M, out[0] * out[1], out[2] / ACROSS) and
+ * the lane makes ACROSS neighbours of a row. On GPUs groups are (N * M, elements of a plane / LANES).
  */
 typedef struct {
   i64 off[4]; /* x, w, bias, y */
@@ -9,14 +10,24 @@ typedef struct {
   i32 real[3]; /* extents with the pads that count */
 } Sliding;
 
+#if LANES > 1
+#define ACROSS 1
+#define WINDOW_OF(z, v, first)                                    \
+  int at_ = GROUP(1) * LANES + LANE, rest_ = at_ / t.out[2];      \
+  int z = rest_ / t.out[1], v = rest_ % t.out[1];                 \
+  int first = at_ % t.out[2];                                     \
+  if (z >= t.out[0]) return;
+#else
 #define ACROSS 8
+#define WINDOW_OF(z, v, first)                                    \
+  int z = GROUP(1) / t.out[1], v = GROUP(1) % t.out[1];           \
+  int first = GROUP(2) * ACROSS;
+#endif
 
 KERNEL(conv)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias, GLOBAL u8 *y, Sliding t,
              int has_bias) {
   int m = GROUP(0) % t.m, n = GROUP(0) / t.m, g = m / t.each;
-  int z = GROUP(1) / t.out[1], v = GROUP(1) % t.out[1];
-  int first = (GROUP(2) * LANES + LANE) * ACROSS;
-  if (first >= t.out[2]) return;
+  WINDOW_OF(z, v, first)
   GLOBAL const float *data = (GLOBAL const float *)(x + t.off[0]);
   GLOBAL const float *factor = (GLOBAL const float *)(w + t.off[1]);
   factor += (i64)m * t.per * t.k[0] * t.k[1] * t.k[2];
@@ -47,18 +58,17 @@ KERNEL(conv)(GLOBAL const u8 *x, GLOBAL const u8 *w, GLOBAL const u8 *bias, GLOB
       }
     }
   GLOBAL float *made = (GLOBAL float *)(y + t.off[3]);
-  made += (((i64)n * t.m + m) * t.out[0] * t.out[1] + GROUP(1)) * t.out[2];
+  made += ((((i64)n * t.m + m) * t.out[0] + z) * t.out[1] + v) * t.out[2];
   for (int i = first; i < MIN(first + ACROSS, t.out[2]); ++i) made[i] = sum[i - first];
 }
 
 /* IS_MAX: the largest; otherwise the mean of those that count. */
 KERNEL(pool)(GLOBAL const u8 *x, GLOBAL u8 *y, Sliding t, int is_max, int counts_pads) {
-  int z = GROUP(1) / t.out[1], v = GROUP(1) % t.out[1];
+  WINDOW_OF(z, v, first)
   GLOBAL const float *data = (GLOBAL const float *)(x + t.off[0]);
   data += (i64)GROUP(0) * t.in[0] * t.in[1] * t.in[2];
   GLOBAL float *made = (GLOBAL float *)(y + t.off[3]);
-  made += ((i64)GROUP(0) * t.out[0] * t.out[1] + GROUP(1)) * t.out[2];
-  int first = (GROUP(2) * LANES + LANE) * ACROSS;
+  made += (((i64)GROUP(0) * t.out[0] + z) * t.out[1] + v) * t.out[2];
   for (int o = first; o < MIN(first + ACROSS, t.out[2]); ++o) {
     float sum = is_max ? -INFINITY : 0.0f;
     int count = 0;

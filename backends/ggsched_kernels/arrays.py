@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from ggsched.backend.program import Operand
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.errors import UsageError
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.topology.caps import op_key
@@ -29,6 +29,8 @@ SOURCE_PREFIX: Final = "nd-"
 AXES: Final = 8
 SPATIAL: Final = 3
 ACROSS: Final = 8
+WARP: Final = 32
+MANY_SUMS: Final = 4096  # lanes that keep a GPU busy with a sum each
 _OPERANDS: Final = 3
 _NO_MORE: Final = ("f32", "f32", "f32")
 
@@ -85,7 +87,7 @@ def lower_array(site: LoweringContext) -> None:
         y = place(node.output)
         x = [broadcast(o, y[2]) for o in node.inputs]
         if op == "transpose":
-            x = [_permuted(node.inputs[0], _ints(site, "perm"))]
+            x = [_permuted(node.inputs[0], _ints(site.node, "perm"))]
         elif op == "slice":
             x = [_sliced(site, node.inputs[0], node.output.shape)]
         _elements(site, op, x, y, [o.dtype.name for o in node.inputs], node.output.dtype.name)
@@ -111,15 +113,15 @@ def _permuted(x: Operand, perm: tuple[int, ...]) -> Place:
 
 
 def _sliced(site: LoweringContext, x: Operand, shape: tuple[int, ...]) -> Place:
-    starts, steps = _ints(site, "starts"), _ints(site, "steps")
+    starts, steps = _ints(site.node, "starts"), _ints(site.node, "steps")
     first = [range(n)[a] if n > a else 0 for n, a in zip(x.shape, starts, strict=True)]
     offset = x.offset + sum(a * s for a, s in zip(first, x.strides, strict=True))
     return x.buffer, offset, shape, tuple(k * s for k, s in zip(steps, x.strides, strict=True))
 
 
-def _ints(site: LoweringContext, name: str) -> tuple[int, ...]:
-    value = site.node.params[name]
-    assert isinstance(value, tuple)
+def _ints(node: BoundNode, name: str) -> tuple[int, ...]:
+    value = node.params[name]
+    assert isinstance(value, tuple)  # the graph was verified
     return value
 
 
@@ -191,7 +193,7 @@ def packed(
 
 def _reduce(site: LoweringContext, op: str) -> None:
     x, y = site.node.inputs[0], site.node.output
-    axes = {a % len(x.shape) for a in _ints(site, "axes")} if x.shape else set()
+    axes = {a % len(x.shape) for a in _ints(site.node, "axes")} if x.shape else set()
     kept = [a for a in range(len(x.shape)) if a not in axes]
     wide = y.strides
     if site.node.params["keepdims"]:
@@ -204,8 +206,11 @@ def _reduce(site: LoweringContext, op: str) -> None:
     steps = tuple(x.strides[a] for a in gone)
     inner, inner_rows, _ = packed([(x.buffer, 0, away, steps)] * 2, away, site)
     count, lanes = rows * last, site.profile.lanes
-    if count >= 1 << 31:
-        raise UsageError(f"{count} elements", where=site.node.label)
+    if max(count, prod(away)) >= 1 << 31:
+        raise UsageError(f"{count} sums of {prod(away)} elements", where=site.node.label)
+    # Lanes that share a sum read neighbours; lanes with a sum each do where the axes behind stay.
+    reads_neighbours = bool(gone) and gone[-1] == len(x.shape) - 1
+    together = lanes > 1 and prod(away) >= WARP and (reads_neighbours or count < MANY_SUMS)
     site.call(
         f"{SOURCE_PREFIX}reduce-{op}-{x.dtype.name}",
         "reduce",
@@ -213,11 +218,12 @@ def _reduce(site: LoweringContext, op: str) -> None:
             *(x.buffer, y.buffer, outer, inner, i32(count)),
             *(i32(inner_rows if prod(away) else 0), f32(float(prod(away)))),
         ),
-        (-(-count // lanes), 1, 1),
+        (count if together else -(-count // lanes), 1, 1),
         A_T=x.dtype.name,
         B_T="f32",
         C_T="f32",
         Y_T=y.dtype.name,
+        TOGETHER=int(together),
     )
 
 
@@ -225,7 +231,7 @@ _BITS: Final = {"f64": "u64"}
 _MOVED: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
-def _plain(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
+def plain_place(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
     """Return where an operand lies without gaps, in a copy if need be."""
     plain = contiguous_strides(operand.dtype, operand.shape)
     pairs = zip(operand.shape, operand.strides, plain, strict=True)
@@ -243,7 +249,7 @@ def _gather(site: LoweringContext) -> None:
     axis = int(site.number("axis")) % len(x.shape)
     if not prod(ids.shape):
         return
-    data, chosen = _plain(site, x), _plain(site, ids)
+    data, chosen = plain_place(site, x), plain_place(site, ids)
     inner = prod(x.shape[axis + 1 :])
     span = max(site.profile.span, -(-inner // MAX_PARTS))
     rows = prod(x.shape[:axis]) * prod(ids.shape)
@@ -262,38 +268,51 @@ def _gather(site: LoweringContext) -> None:
     )
 
 
-def _windows(site: LoweringContext, op: str) -> None:
-    x, y = site.node.inputs[0], site.node.output
-    places = [_plain(site, o) for o in site.node.inputs]
-    n = len(x.shape) - 2
-    conv = op == "conv"
-    kernel = site.node.inputs[1].shape[2:] if conv else _ints(site, "kernel")
-    pads, channels = _ints(site, "pads"), x.shape[1]
-    extra = (_ints(site, "extra") or (0,) * n) if op == "average_pool" else (0,) * n
-    real = tuple(x.shape[2 + i] + pads[n + i] - extra[i] for i in range(n))
-    per = site.node.inputs[1].shape[1] if conv else 1
-    each = y.shape[1] // int(site.number("group")) if conv else 1
-    strides, dilations = _ints(site, "strides"), _ints(site, "dilations")
-    axes = zip(x.shape[2:], y.shape[2:], kernel, strides, dilations, pads[:n], real, strict=True)
-    # An axis of 1 slides nowhere. Rows of windows lie along the last axis that is left.
+Axes = list[tuple[int, ...]]
+"""Of three axes that windows slide along: extents of x, of y and of the window, strides,
+dilations, pads in front, and extents of x with the pads that count for a mean."""
+
+
+def sliding_axes(node: BoundNode, kernel: Sequence[int]) -> Axes:
+    """Return the axes that windows slide along; others of extent 1 stand in front.
+
+    An axis of 1 slides nowhere. Rows of windows lie along the last axis that is left.
+    """
+    x, y = node.inputs[0].shape[2:], node.output.shape[2:]
+    n, pads = len(x), _ints(node, "pads")
+    strides, dilations = _ints(node, "strides"), _ints(node, "dilations")
+    extra = (_ints(node, "extra") if "extra" in node.params else ()) or (0,) * n
+    real = (x[i] + pads[n + i] - extra[i] for i in range(n))
+    axes = zip(x, y, kernel, strides, dilations, pads[:n], real, strict=True)
     sliding = [axis for axis in axes if axis[:3] != (1, 1, 1) or axis[5]]
-    sliding = [(1, 1, 1, 1, 1, 0, 1)] * (SPATIAL - len(sliding)) + sliding
-    spatial = [value for values in zip(*sliding, strict=True) for value in values]
+    return list(zip(*[(1, 1, 1, 1, 1, 0, 1)] * (SPATIAL - len(sliding)), *sliding, strict=True))
+
+
+def _windows(site: LoweringContext, op: str) -> None:
+    node, x, y = site.node, site.node.inputs[0], site.node.output
+    places = [plain_place(site, o) for o in node.inputs]
+    conv, lanes = op == "conv", site.profile.lanes
+    spatial = sliding_axes(node, node.inputs[1].shape[2:] if conv else _ints(node, "kernel"))
+    per = node.inputs[1].shape[1] if conv else 1
+    each = y.shape[1] // int(site.number("group")) if conv else 1
     weights, bias = (*places[1:], places[0], places[0])[:2]
     offsets = (places[0][1], weights[1], bias[1], y.offset)
-    sizes = struct.pack("<4q25i4x", *offsets, channels, y.shape[1], per, each, *spatial)
-    *outer_axes, last = (axis[1] for axis in sliding)
-    across, outer = -(-last // (ACROSS * site.profile.lanes)), prod(outer_axes)
+    extents = [value for values in spatial for value in values]
+    sizes = struct.pack("<4q25i4x", *offsets, x.shape[1], y.shape[1], per, each, *extents)
+    *outer_axes, last = spatial[1]
+    outer, across = prod(outer_axes), -(-last // (ACROSS * lanes))
+    if lanes > 1:  # each makes one element, and rows of windows may be short
+        outer, across = -(-prod(spatial[1]) // lanes), 1
     if outer > MAX_PARTS:
-        raise UsageError(f"{outer} rows of windows", where=site.node.label)
+        raise UsageError(f"{outer} rows of windows", where=node.label)
     groups = (y.shape[0] * y.shape[1], outer, across)
     types = dict.fromkeys(("A_T", "B_T", "C_T", "Y_T"), "f32")
     source = f"{SOURCE_PREFIX}windows-{op}-f32"
     memory = [places[0][0], *([weights[0], bias[0]] if conv else []), y.buffer]
     if conv:
-        flags = [i32(int(bool(site.node.params["bias"])))]
+        flags = [i32(int(bool(node.params["bias"])))]
     else:
-        counts = site.node.params.get("counts_pads", False)
+        counts = node.params.get("counts_pads", False)
         flags = [i32(int(op == "max_pool")), i32(int(bool(counts)))]
     site.call(source, "conv" if conv else "pool", (*memory, sizes, *flags), groups, **types)
 
@@ -307,4 +326,6 @@ __all__ = [
     "lower_array",
     "packed",
     "place",
+    "plain_place",
+    "sliding_axes",
 ]

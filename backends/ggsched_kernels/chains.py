@@ -7,7 +7,7 @@ results stay in registers. No pattern is declared, and the plan is as before.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
@@ -68,6 +68,25 @@ class _Step(NamedTuple):
     operands: tuple[int, ...]
 
 
+class Chain(NamedTuple):
+    """Ops of consecutive groups, one on the result of another.
+
+    Attributes:
+        steps: One for each group.
+        operands: What the ops read besides results of the chain.
+        numbers: Parameters of the ops.
+    """
+
+    steps: tuple[_Step, ...]
+    operands: tuple[Operand, ...]
+    numbers: tuple[float, ...]
+
+    @property
+    def text(self) -> str:
+        """The chain in the name of a source, which ``chain_source`` reads."""
+        return "+".join("_".join([s.op, *map(_letter, s.operands)]) for s in self.steps)
+
+
 def join_chain(
     groups: Groups, at: int, profile: TuningProfile, site: type[Site]
 ) -> tuple[int, Site] | None:
@@ -76,14 +95,43 @@ def join_chain(
     None where fewer than two are, or none of them is an op of the library: other ops have kernels
     that load vectors. On devices whose groups are single work-items, CPUs, ops are ``CHEAP``.
     """
+    y = groups[at][0].output
+    chain = _chain(groups, at, y, lambda op, _: profile.lanes > 1 or op in CHEAP, is_behind=False)
+    count = len(chain.steps)
+    if count < 2 or not any(step.op.startswith(PREFIX) for step in chain.steps):
+        return None
+    made = site(groups[at + count - 1][0], profile)
+    _call(made, chain, y)
+    return count, made
+
+
+def chain_behind(groups: Groups, at: int, takes: Callable[[Operand], bool]) -> Chain:
+    """Return the ops that replace, one behind another, the result of the group at ``at``.
+
+    Args:
+        groups: Groups of a program.
+        at: The group in front of the chain.
+        takes: Whether the kernel of that group can read an operand of the ops.
+    """
+    y = groups[at][0].output
+    return _chain(groups, at + 1, y, lambda _, more: all(map(takes, more)), is_behind=True)
+
+
+def _chain(
+    groups: Groups,
+    at: int,
+    y: Operand,
+    fits: Callable[[str, Sequence[Operand]], bool],
+    *,
+    is_behind: bool,
+) -> Chain:
+    """Return the chain from ``at`` on, as far as ``fits`` takes its ops and their new operands."""
     steps: list[_Step] = []
     operands: list[Operand] = []
     numbers: list[float] = []
-    best = 0
-    y = groups[at][0].output
-    for count, group in enumerate(islice(groups, at, at + MAX_NODES), 1):
-        step = _step(group, y, operands, is_first=count == 1)
-        if step is None or (profile.lanes == 1 and step[0].op not in CHEAP):
+    for group in islice(groups, at, at + MAX_NODES):
+        step = _step(group, y, operands, is_first=not steps and not is_behind)
+        if step is None or not fits(step[0].op, step[1]):
             break
         found, more = step
         own = [group[0].params[name] for name in EXPRESSIONS[found.op].params]
@@ -92,12 +140,7 @@ def join_chain(
         steps.append(found)
         operands += more
         numbers += [float(n) for n in own if isinstance(n, (int, float))]
-        best = count
-    if best < 2 or not any(step.op.startswith(PREFIX) for step in steps):
-        return None
-    made = site(groups[at + best - 1][0], profile)
-    _call(made, steps, operands, numbers, y)
-    return best, made
+    return Chain(tuple(steps), tuple(operands), tuple(numbers))
 
 
 def _step(
@@ -137,21 +180,14 @@ def _meets(a: Operand, b: Operand) -> bool:
     return a.buffer is b.buffer and overlaps
 
 
-def _call(
-    site: LoweringContext,
-    steps: Sequence[_Step],
-    operands: Sequence[Operand],
-    numbers: Sequence[float],
-    y: Operand,
-) -> None:
-    x = [broadcast(o, y.shape) for o in operands]
+def _call(site: LoweringContext, chain: Chain, y: Operand) -> None:
+    x = [broadcast(o, y.shape) for o in chain.operands]
     places = [*x, *[x[0]] * (MAX_OPERANDS - len(x)), place(y)]
     struct, rows, extent = packed(places, y.shape, site)
     span = max(site.profile.span, -(-extent // MAX_PARTS))
-    text = "+".join("_".join([s.op, *map(_letter, s.operands)]) for s in steps)
-    values = [*numbers, 0.0, 0.0, 0.0][:MAX_NUMBERS]
+    values = [*chain.numbers, 0.0, 0.0, 0.0][:MAX_NUMBERS]
     site.call(
-        f"{SOURCE_PREFIX}chain-{text}-f32",
+        f"{SOURCE_PREFIX}chain-{chain.text}-f32",
         "chain",
         (*(p[0] for p in places), struct, i32(span), *map(f32, values)),
         (rows, max(1, -(-extent // span)), 1),
@@ -167,10 +203,10 @@ def _letter(operand: int) -> str:
     return "v" if operand < 0 else str(operand)
 
 
-def chain_source(text: str) -> tuple[str, str]:
-    """Return definitions and the file of the source of a chain, by its middle part."""
+def chain_source(text: str) -> str:
+    """Return the definition of BODY for a chain, by the middle part of a source's name."""
     lines, used = [], 0
-    for step in text.split("+"):
+    for step in text.split("+") if text else ():
         op, operands = _parsed(step)
         expression = EXPRESSIONS[op]
         own = [f"const float {name} = {'V' if o == 'v' else f'X{o}'};"
@@ -178,7 +214,7 @@ def chain_source(text: str) -> tuple[str, str]:
         own += [f"const float P{i} = Q{used + i};" for i in range(len(expression.params))]
         used += len(expression.params)
         lines.append(f"{{ {' '.join(own)} V = (float)({expression.text}); }}")
-    return f"#define BODY {' '.join(lines)}\n", "array_chain.cl"
+    return f"#define BODY {' '.join(lines)}\n"
 
 
 def _parsed(step: str) -> tuple[str, list[str]]:
@@ -190,4 +226,14 @@ def _parsed(step: str) -> tuple[str, list[str]]:
     return "_".join(parts), operands
 
 
-__all__ = ["EXPRESSIONS", "chain_source", "join_chain"]
+__all__ = [
+    "EXPRESSIONS",
+    "MAX_NUMBERS",
+    "MAX_OPERANDS",
+    "Chain",
+    "Groups",
+    "Site",
+    "chain_behind",
+    "chain_source",
+    "join_chain",
+]

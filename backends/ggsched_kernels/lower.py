@@ -21,6 +21,7 @@ from ggsched_kernels.calls import (
     check_alignment,
 )
 from ggsched_kernels.chains import join_chain
+from ggsched_kernels.convolution import join_convolution
 from ggsched_kernels.lower_attention import lower_attention
 from ggsched_kernels.lower_elements import (
     BINARY,
@@ -69,6 +70,8 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "linear_attention": lower_linear_attention,
 }
 
+_JOINERS: Final = (join_chain, join_convolution)
+
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
@@ -109,7 +112,10 @@ def lower_nodes(
     groups, at = list(groups_of(nodes)), 0
     while at < len(groups):
         some = groups[at]
-        count, fused = join_chain(groups, at, profile, LoweringContext) or (1, None)
+        joined = (
+            join(groups, at, profile, LoweringContext) for join in (join_chain, join_convolution)
+        )
+        count, fused = next(filter(None, joined), (1, None))
         if fused is None and len(some) > 1:
             fused = lower_group(some, profile)
         lowered = [fused] if fused is not None else []

@@ -1,8 +1,9 @@
 """Lowering of matrix products: few rows are bound by reading the weight, many by arithmetic."""
 
 from ggsched.backend.program import Operand
-from ggsched_kernels.calls import CODE, FAULT, ROUTE, i32, window
-from ggsched_kernels.lower_warps import ids_window, lower_by_warps
+from ggsched.ir.dtype import DType
+from ggsched_kernels.calls import CODE, FAULT, ROUTE, Window, i32, window
+from ggsched_kernels.lower_warps import PIECE, ids_window, lower_by_warps
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
@@ -31,7 +32,8 @@ def lower_mul_mat(site: LoweringContext) -> None:
         site.call("matvec", "matvec_columns", args, groups, **weight_define(w.dtype))
         return
     groups = (-(-columns // _tile_width(site)), -(-rows // p.tile_rows), batches)
-    site.call("matmul", "matmul", args, groups, **_tile_defines(site), **weight_define(w.dtype))
+    defines = {**_tile_defines(site), **_aligned(site, b, a, w.dtype), **weight_define(w.dtype)}
+    site.call("matmul", "matmul", args, groups, **defines)
 
 
 def lower_mul_mat_id(site: LoweringContext) -> None:
@@ -53,7 +55,8 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
     tiles = prepare_route(site)
     groups = (-(-columns // _tile_width(site)), tiles, 1)
     args = (*window(w).args, *a.args, *y.args, ROUTE)
-    site.call("matmul", "matmul_id", args, groups, **_tile_defines(site), **weight)
+    defines = {**_tile_defines(site), **_aligned(site, window(w), a, w.dtype), **weight}
+    site.call("matmul", "matmul_id", args, groups, **defines)
 
 
 def prepare_route(site: LoweringContext) -> int:
@@ -70,6 +73,22 @@ def prepare_route(site: LoweringContext) -> int:
 
 def _is_along_sum(w: Operand) -> bool:
     return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
+
+
+def _aligned(site: LoweringContext, w: Window, x: Window, dtype: DType) -> dict[str, str | int]:
+    """Return whether rows can be read 16 bytes at a time, for kernels of many lanes."""
+    if site.profile.tile_lanes == 1:
+        return {}
+    size = dtype.block_nbytes
+    in_rows = w.strides[3] in (0, size) and w.shape[3] * size % PIECE == 0
+    is_plain = not dtype.is_quantized and in_rows
+    return {
+        "W_ALIGNED": int(is_plain and _begin_at_pieces(w)), "X_ALIGNED": int(_begin_at_pieces(x))
+    }  # fmt: skip
+
+
+def _begin_at_pieces(x: Window) -> bool:
+    return all(place % PIECE == 0 for place in (x.offset, *x.strides[:3]))
 
 
 def _tile_width(site: LoweringContext) -> int:

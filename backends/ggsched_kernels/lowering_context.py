@@ -97,9 +97,13 @@ class LoweringContext:
         groups, span = self.parts(x.rows, x.shape[-1])
         self.call("copy", kernel, (*x.args, *y.args, span), groups, **weight_define(dtype))
 
-    def contiguous(self, operand: Operand) -> Window:
-        """Return f32 windows whose rows have no gaps, from a copy in scratch if need be."""
-        if operand.shape[-1] == 1 or operand.strides[-1] == operand.dtype.block_nbytes:
+    def contiguous(self, operand: Operand, *, copies: bool = False) -> Window:
+        """Return f32 windows whose rows have no gaps, from a copy in scratch if need be.
+
+        ``copies`` asks for a copy, in which nothing has gaps, whatever the rows are.
+        """
+        has_rows = operand.shape[-1] == 1 or operand.strides[-1] == operand.dtype.block_nbytes
+        if has_rows and not copies:
             return window(operand)
         nbytes = prod(operand.shape) * operand.dtype.block_nbytes
         copy = Operand(

@@ -2,8 +2,12 @@
  *
  * A group computes BM rows of x against BN = LX * NR rows of w. For each stretch of BK elements
  * along k it unpacks its part of w once into a local tile; then each lane multiplies MR rows of x
- * with NR rows of the tile, summing vectors along k in registers. BM may be more than the lanes
- * cover at once; then they sweep, and y carries the sums from stretch to stretch.
+ * with NR rows of the tile. Where a lane is a whole group (processors), it reads x from the cache,
+ * sums vectors along k in registers, and sweeps over BM rows, MR at a time, with y carrying the sums
+ * from stretch to stretch. On GPUs the rows of x are copied to a second tile.
+ *
+ * The host defines W_ALIGNED and X_ALIGNED where rows of w, of a plain type, and of x begin at
+ * multiples of 16 bytes.
  *
  * The rows of x and y are listed in local arrays, so that the same code serves mul_mat_id, where
  * the rows that go to one expert are scattered. Rows of x lie along k without gaps, those of y
@@ -13,6 +17,11 @@
 #define LY (LANES / LX)
 #define ONE_SWEEP (BM == LY * MR)
 #define PITCH (BK + VW) /* rows of the tile apart in the sets of a cache and in memory banks */
+#if LANES > 1
+#define TILES(name) LOCAL f4 name##4_[PITCH * (BN + BM) / 4]; LOCAL_PTR float *name = (LOCAL_PTR float *)name##4_
+#else
+#define TILES(name) LOCAL float name[PITCH * BN]
+#endif
 
 /* Unpack w[0 .. rows-1, k0 .. k0+nk-1] to tile[n][k]. What lies beyond is undefined or zero; the sums
  * that it goes into are not stored. */
@@ -21,6 +30,15 @@ FN void unpack_tile(LOCAL_PTR float *tile, GLOBAL const u8 *w, i64 sn, i64 sk, i
   for (int i = LANE; i < nk / 32 * BN; i += LANES) {
     int c = i / (nk / 32), k = i % (nk / 32) * 32;
     if (c < rows) wunpack(w + c * sn, k0 + k, tile + c * PITCH + k);
+  }
+#else
+#if W_ALIGNED && LANES > 1
+  for (int i = LANE; i < BN * BK / ELEMS_PER_CHUNK; i += LANES) {
+    int c = i / (BK / ELEMS_PER_CHUNK), k = i % (BK / ELEMS_PER_CHUNK) * ELEMS_PER_CHUNK;
+    if (c >= rows || k >= nk) continue;
+    float several[ELEMS_PER_CHUNK];
+    unpack(several, LOAD16(w + c * sn + (i64)(k0 + k) * W_NBYTES));
+    UNROLL for (int j = 0; j < ELEMS_PER_CHUNK; j++) tile[c * PITCH + k + j] = several[j];
   }
 #else
   int vectors = (nk + VW - 1) / VW;
@@ -42,8 +60,65 @@ FN void unpack_tile(LOCAL_PTR float *tile, GLOBAL const u8 *w, i64 sn, i64 sk, i
     }
   }
 #endif
+#endif
 }
 
+#if LANES > 1
+/* Copy x[.., k0 .. k0+nk-1] of the listed rows; beyond there are zeros up to a whole vector. */
+FN void copy_rows(LOCAL_PTR float *tile, GLOBAL const u8 *x, LOCAL_PTR const i64 *xo, int count, int k0,
+                  int nk) {
+  for (int i = LANE; i < BM * BK / VW; i += LANES) {
+    int r = i / (BK / VW), k = i % (BK / VW) * VW;
+    if (r >= count || k >= nk) continue;
+    GLOBAL const float *row = (GLOBAL const float *)(x + xo[r]) + k0 + k;
+    LOCAL_PTR float *to = tile + r * PITCH + k;
+#if X_ALIGNED
+    if (k + VW <= nk) {
+      *(LOCAL_PTR f4 *)to = *(GLOBAL const f4 *)row;
+      continue;
+    }
+#endif
+    for (int j = 0; j < VW; j++) to[j] = k + j < nk ? row[j] : 0.0f;
+  }
+}
+
+FN void block_product(GLOBAL const u8 *w, i64 sn, i64 sk, int columns, GLOBAL const u8 *x,
+                      LOCAL_PTR const i64 *xo, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, int count,
+                      int nk, LOCAL_PTR float *tile) {
+  LOCAL_PTR float *rows = tile + PITCH * BN;
+  LOCAL_PTR const float *wt = tile + LANE % LX * PITCH, *xt = rows + LANE / LX * PITCH;
+  float acc[MR * NR];
+  UNROLL for (int i = 0; i < MR * NR; i++) acc[i] = 0.0f;
+  for (int k0 = 0; k0 < nk; k0 += BK) {
+    int stretch = MIN(BK, nk - k0);
+    unpack_tile(tile, w, sn, sk, columns, k0, stretch);
+    copy_rows(rows, x, xo, count, k0, stretch);
+    BARRIER();
+    for (int k = 0; k < stretch; k += 4) {
+      f4 a[MR];
+      UNROLL for (int r = 0; r < MR; r++) a[r] = *(LOCAL_PTR const f4 *)(xt + r * LY * PITCH + k);
+      UNROLL for (int c = 0; c < NR; c++) {
+        f4 b = *(LOCAL_PTR const f4 *)(wt + c * LX * PITCH + k);
+        UNROLL for (int r = 0; r < MR; r++) {
+          float sum = FMA(a[r].x, b.x, acc[r * NR + c]);
+          sum = FMA(a[r].y, b.y, sum);
+          sum = FMA(a[r].z, b.z, sum);
+          acc[r * NR + c] = FMA(a[r].w, b.w, sum);
+        }
+      }
+    }
+    BARRIER();
+  }
+  UNROLL for (int r = 0; r < MR; r++) {
+    int m = LANE / LX + r * LY;
+    if (m >= count) continue;
+    UNROLL for (int c = 0; c < NR; c++) {
+      int n = LANE % LX + c * LX;
+      if (n < columns) ((GLOBAL float *)(y + yo[m]))[n] = acc[r * NR + c];
+    }
+  }
+}
+#else
 FN void block_product(GLOBAL const u8 *w, i64 sn, i64 sk, int columns, GLOBAL const u8 *x,
                       LOCAL_PTR const i64 *xo, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, int count,
                       int nk, LOCAL_PTR float *tile) {
@@ -85,10 +160,11 @@ FN void block_product(GLOBAL const u8 *w, i64 sn, i64 sk, int columns, GLOBAL co
     BARRIER();
   }
 }
+#endif
 
 /* Groups: (n / BN, m / BM, batches). */
 KERNEL(matmul)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty) {
-  LOCAL float tile[PITCH * BN];
+  TILES(tile);
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
   int n0 = GROUP(0) * BN, m0 = GROUP(1) * BM, b = GROUP(2);
@@ -157,7 +233,7 @@ KERNEL(list_rows)(GLOBAL const u8 *ids, Tens ti, GLOBAL i32 *route, int experts,
  * without rows do nothing. They do not return, so that all lanes meet at every barrier. */
 KERNEL(matmul_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty,
                   GLOBAL const i32 *route) {
-  LOCAL float tile[PITCH * BN];
+  TILES(tile);
   LOCAL i64 xo[BM];
   LOCAL i64 yo[BM];
   int experts = tw.n[1], used = ty.n[2], n0 = GROUP(0) * BN, columns = MIN(BN, tw.n[2] - n0);

@@ -20,6 +20,9 @@ typedef int i32;
 typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
+typedef uint4 u4;
+typedef float4 f4;
+#define LOAD16(p) (*(const u4 *)(p))
 
 template <class T>
 struct Vec {

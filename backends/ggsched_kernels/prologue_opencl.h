@@ -25,6 +25,9 @@ typedef int i32;
 typedef uint u32;
 typedef long i64;
 typedef ulong u64;
+typedef uint4 u4;
+typedef float4 f4;
+#define LOAD16(p) (*(GLOBAL const u4 *)(p))
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)

@@ -15,8 +15,6 @@
 /* A float of the lane whose number differs in the bits of `mask`; all lanes of a group take part. */
 #define EXCHANGED(x, mask, scratch) __shfl_xor_sync(0xffffffffu, (x), (mask))
 
-typedef uint4 u4;
-#define LOAD16(p) (*(const u4 *)(p))
 
 /* Weights are read once, so they need not stay in the first cache. */
 FN u4 load_once_(const u8 *p) {

@@ -18,8 +18,6 @@ FN float exchanged_(float x, int mask, LOCAL_PTR float *scratch) {
 }
 #define EXCHANGED(x, mask, scratch) exchanged_((x), (mask), (scratch))
 
-typedef uint4 u4;
-#define LOAD16(p) (*(GLOBAL const u4 *)(p))
 #define LOAD16_ONCE(p) LOAD16(p)
 
 #define COPY16(to, from) (*(LOCAL_PTR u4 *)(to) = *(GLOBAL const u4 *)(from))

@@ -4,6 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ggsched.backend import checks
@@ -48,7 +49,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=found.maps_host_memory,
         ops=supported_ops("opencl", has_f64=found.has_f64),
-        fusions=supported_fusions(CPU if found.is_cpu else GPU),
+        fusions=supported_fusions(profile_of(found)),
     )
 
 
@@ -56,6 +57,18 @@ def _kind_of(found: DeviceInfo) -> Kind:
     if found.is_cpu:
         return "accelerator"
     return "integrated" if found.is_integrated else "gpu"
+
+
+def profile_of(found: DeviceInfo) -> TuningProfile:
+    """Return how kernels are cut for a device.
+
+    A GPU runs the kernels that read a weight of a plain type once, with barriers where a warp's
+    lanes would exchange values; those that stage blocks in local memory need more of it than
+    OpenCL gives to a group.
+    """
+    if found.is_cpu:
+        return CPU
+    return replace(GPU, num_sms=found.compute_units, few_rows=8)
 
 
 class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
@@ -80,7 +93,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(facts_of(index, found), timeout_s)
-        self.profile = profile or (CPU if found.is_cpu else GPU)
+        self.profile = profile or profile_of(found)
         self._handle = found.handle
         self._compiled = compiled.take(found.handle)
         self.context = self._compiled.context

@@ -77,6 +77,7 @@ class DeviceInfo:
         is_integrated: Whether it is a GPU that computes in the memory of the host.
         maps_host_memory: Whether buffers over host memory are that memory, and no copy of it.
         place: Where it is on the bus, as far as the driver tells: the same for one device.
+        compute_units: Multiprocessors.
     """
 
     handle: Handle
@@ -91,6 +92,7 @@ class DeviceInfo:
     is_integrated: bool = False
     maps_host_memory: bool = False
     place: str = ""
+    compute_units: int = 1
 
     @property
     def of(self) -> str:
@@ -312,6 +314,7 @@ def _describe(platform: Handle, device: Handle) -> DeviceInfo:
         has_f64="cl_khr_fp64" in device.extensions.split(),
         is_integrated=not is_cpu and bool(device.host_unified_memory),
         place=_place(device),
+        compute_units=int(device.max_compute_units),
     )
 
 

@@ -455,6 +455,39 @@ class TestOnTheHost:
         np.testing.assert_allclose(found[3], wanted[3], 1e-4)
         np.testing.assert_allclose(found[4:], wanted[4:], 1e-4, 1e-4)
 
+    @pytest.mark.parametrize(
+        ("w", "x", "kernels", "products"),
+        [
+            ((24, 36), (3, 2, 17, 36), ["copy_f32"], 1),  # uneven: one weight for all batches
+            ((3, 2, 24, 36), (3, 2, 17, 36), [], 3),  # batches of batches that are apart
+        ],
+    )
+    def test_batches_of_f32_that_lie_apart(self, runner, w, x, kernels, products):
+        """As of heads of images: (images, tokens, heads, elements) seen with heads in front."""
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        g = GraphBuilder("batches")
+        images, heads, tokens, k = x
+        rows = g.permute(g.input("x", (images, tokens, heads, k)), 0, 2, 1, 3)
+        graph = g.build(g.mul_mat(g.weight("w", w, F32), rows))
+        memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+        calls, _ = lower(bound_nodes(graph, memory), EXACT)
+        made = [call.kernel for call in calls if isinstance(call, KernelCall)]
+        assert made == kernels
+        assert len(calls) == len(kernels) + products
+        values = drawn(graph, 1)
+        ((tid, found),) = run(runner, graph, values).items()
+        np.testing.assert_allclose(found, run_oracle(graph, values)[tid], 1e-5, 1e-5)
+
+    def test_batches_of_batches_are_one_call_where_they_follow_each_other(self):
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        g = GraphBuilder("batches")
+        graph = g.build(g.mul_mat(g.input("w", (3, 4, 24, 36)), g.input("x", (3, 4, 17, 36))))
+        memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+        ((call,), _) = lower(bound_nodes(graph, memory), EXACT)
+        assert call.batches[0] == 12
+
     @pytest.mark.parametrize("heads", [(1, 1), (2, 6)])
     def test_columns_side_by_side(self, runner, heads):
         """As of values of a cache: they are multiplied where they lie."""

@@ -53,8 +53,9 @@ def test_a_column_is_worked_on_as_a_row(op, profile):
         calls_of(windows(op, axes, 4, 256, 512), profile) for axes in ((long, flat), (flat, long))
     )
     assert column == row
-    (*_, groups, _) = row[0]
-    assert groups[1] == 1, "no group for each element of the column"
+    if profile is CPU:
+        (*_, groups, _) = row[0]
+        assert groups[1] == 1, "no group for each element of the column"
 
 
 @st.composite

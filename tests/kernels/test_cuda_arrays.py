@@ -9,10 +9,12 @@ import pytest
 from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
 from ggsched_kernels import GPU, supported_ops
 from ggsched_kernels.calls import Launch
+from ggsched_kernels.convolution import LANES, TILES, defines_of
 from tests.kernels.array_expressions import expressions
 from tests.kernels.nvrtc import ARCHS, NEEDS_BINDINGS, compiler
 from tests.kernels.test_cuda_on_host import CudaOnHost
 
+ALL_F32 = dict.fromkeys(("A_T", "B_T", "C_T", "Y_T"), "f32")
 COMMON = {"VW": GPU.vector, "LANES": GPU.lanes}
 PROGRAMS = {
     "nd-elements-add-f16": {"A_T": "f16", "B_T": "f16", "C_T": "f32", "Y_T": "f16", "OPERANDS": 2},
@@ -22,7 +24,12 @@ PROGRAMS = {
     "nd-elements-cast-f32": {"A_T": "f32", "B_T": "f32", "C_T": "f32", "Y_T": "f64", "OPERANDS": 1},
     "nd-reduce-reduce_max-f16": {"A_T": "f16", "B_T": "f32", "C_T": "f32", "Y_T": "f16"},
     "nd-gather-gather-u8": {"A_T": "u8", "B_T": "i64", "C_T": "f32", "Y_T": "f32"},
-    "nd-windows-conv-f32": dict.fromkeys(("A_T", "B_T", "C_T", "Y_T"), "f32"),
+    "nd-windows-max_pool-f32": ALL_F32,
+    "nd-conv-nd.relu_v-f32": ALL_F32,
+    "nd-conv-add_v_0-f32": {
+        **ALL_F32, **defines_of(TILES[0], is_inside=False, is_split=False), "LANES": LANES,
+        "VEC_W": 1, "VEC_Y": 0,
+    },
 }  # fmt: skip
 """One for each source, with types that need other code than f32."""
 

@@ -102,7 +102,8 @@ def test_profiles_fit_the_kernels(profile):
     assert p.span % 32 == 0
     assert p.tile_depth % 32 == 0
     assert p.tile_rows % (p.lane_rows * p.tile_lanes // p.tile_columns) == 0
-    tile = 4 * p.tile_columns * p.lane_columns * (p.tile_depth + p.vector)
+    rows = p.tile_columns * p.lane_columns + (p.tile_rows if p.tile_lanes > 1 else 0)
+    tile = 4 * rows * (p.tile_depth + p.vector)
     assert tile + 16 * p.tile_rows <= 32 << 10, "local memory that every device has"
 
 

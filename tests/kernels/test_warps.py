@@ -10,12 +10,13 @@ import pytest
 from ggsched.errors import BackendUnavailable, DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q2_K, Q4_0, Q8_0
-from ggsched.testing.eager import run_direct
+from ggsched.testing.eager import bound_nodes, run_direct
 from ggsched.testing.generators.values import LeafRule
-from ggsched_kernels import warp_profile
+from ggsched_kernels import lower_nodes, warp_profile
 from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE
 from tests.backends.against_oracle import check, tame
 from tests.backends.op_graphs import decoder_products
+from tests.kernels.test_fibers import Memory
 
 pytestmark = pytest.mark.opencl
 
@@ -52,6 +53,22 @@ def kernels(device, graph):
     for buffer in buffers.values():
         buffer.close()
     return [call.kernel for call in lowered.calls]
+
+
+def test_opencl_gpus_read_plain_weights_by_warps_and_blocks_as_before():
+    from ggsched_opencl.device import profile_of
+    from ggsched_opencl.driver import DeviceInfo
+
+    gpu = DeviceInfo(
+        None, "a platform", "3.0", "a GPU", False, 1 << 34, 1 << 32, 128, compute_units=40
+    )
+    profile = profile_of(gpu)
+    assert profile.num_sms == 40
+    for dtype, kernel in ((BF16, "matvec_rows"), (Q8_0, "matvec")):
+        graph = product(dtype, 64, 256, 1)
+        memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+        (call,) = lower_nodes(bound_nodes(graph, memory), profile).calls
+        assert call.kernel == kernel
 
 
 def product(dtype, n, k, m):
