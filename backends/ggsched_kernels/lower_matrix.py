@@ -24,7 +24,7 @@ def lower_mul_mat(site: LoweringContext) -> None:
     batches = y.shape[0] * y.shape[1]
     if rows <= p.few_rows and _is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), batches, 1)
-        site.call("matvec", "matvec", args, groups, **weight_define(w.dtype))
+        site.call("matvec", "matvec", args, groups, **_aligned(site, b, a, w.dtype))
         return
     if rows <= p.few_rows and w.strides[-2] == w.dtype.block_nbytes and not w.dtype.is_quantized:
         per_group = VECTORS_AT_ONCE * p.vector * p.lanes
@@ -32,7 +32,7 @@ def lower_mul_mat(site: LoweringContext) -> None:
         site.call("matvec", "matvec_columns", args, groups, **weight_define(w.dtype))
         return
     groups = (-(-columns // _tile_width(site)), -(-rows // p.tile_rows), batches)
-    defines = {**_tile_defines(site), **_aligned(site, b, a, w.dtype), **weight_define(w.dtype)}
+    defines = {**_tile_defines(site), **_aligned(site, b, a, w.dtype)}
     site.call("matmul", "matmul", args, groups, **defines)
 
 
@@ -46,7 +46,7 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
     y = window(site.node.output)
     experts, columns = w.shape[0], w.shape[1]
     pairs = ids.shape[0] * ids.shape[1]
-    weight = weight_define(w.dtype)
+    weight = _aligned(site, window(w), a, w.dtype)
     if pairs <= max(2 * p.few_rows, experts // 2) and _is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), pairs, 1)
         chosen = (*window(w).args, *a.args, *ids_window(ids).args, *y.args, FAULT, CODE)
@@ -55,8 +55,7 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
     tiles = prepare_route(site)
     groups = (-(-columns // _tile_width(site)), tiles, 1)
     args = (*window(w).args, *a.args, *y.args, ROUTE)
-    defines = {**_tile_defines(site), **_aligned(site, window(w), a, w.dtype), **weight}
-    site.call("matmul", "matmul_id", args, groups, **defines)
+    site.call("matmul", "matmul_id", args, groups, **_tile_defines(site), **weight)
 
 
 def prepare_route(site: LoweringContext) -> int:
@@ -76,15 +75,19 @@ def _is_along_sum(w: Operand) -> bool:
 
 
 def _aligned(site: LoweringContext, w: Window, x: Window, dtype: DType) -> dict[str, str | int]:
-    """Return whether rows can be read 16 bytes at a time, for kernels of many lanes."""
-    if site.profile.tile_lanes == 1:
-        return {}
+    """Return what kernels know of a weight: its type, and on GPUs how rows are aligned.
+
+    Rows of plain types and of x can be read 16 bytes at a time, blocks two bytes at a time.
+    """
+    define = weight_define(dtype)
+    if site.profile.lanes == 1:
+        return define
     size = dtype.block_nbytes
+    is_even = dtype.is_quantized and all(n % 2 == 0 for n in (w.offset, size, *w.strides[:3]))
     in_rows = w.strides[3] in (0, size) and w.shape[3] * size % PIECE == 0
-    is_plain = not dtype.is_quantized and in_rows
-    return {
-        "W_ALIGNED": int(is_plain and _begin_at_pieces(w)), "X_ALIGNED": int(_begin_at_pieces(x))
-    }  # fmt: skip
+    is_plain = not dtype.is_quantized and in_rows and _begin_at_pieces(w)
+    at_pieces = int(_begin_at_pieces(x))
+    return {**define, "W_EVEN": int(is_even), "W_ALIGNED": int(is_plain), "X_ALIGNED": at_pieces}
 
 
 def _begin_at_pieces(x: Window) -> bool:

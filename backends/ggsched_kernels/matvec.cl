@@ -4,6 +4,12 @@
  * over all m, so that its part of w comes from the cache from the second m on.
  */
 
+#if X_ALIGNED
+#define X_LOAD(p) VLOAD_ALIGNED(p)
+#else
+#define X_LOAD(p) VLOAD(p)
+#endif
+
 /* Byte offsets of batch b, counted over the batch axes of x. */
 FN i64 w_batch(const Tens tw, const Tens tx, int b) {
   return tw.off + b / tx.n[1] / (tx.n[0] / tw.n[0]) * tw.s[0] +
@@ -20,10 +26,10 @@ FN void four_sums(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
   GLOBAL const u8 *w3 = w0 + (rows > 3 ? sw * 3 : 0);
   vf a0 = VSPLAT(0.0f), a1 = a0, a2 = a0, a3 = a0;
   float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
-#if W_NBYTES
+#if W_NBYTES || LANES > 1 /* lanes of a group read neighbours, of blocks too */
   ELEMENTS(k, 0, nk, 1,
            {
-             vf v = VLOAD(x + k);
+             vf v = X_LOAD(x + k);
              a0 += WLOAD(w0, k) * v;
              a1 += WLOAD(w1, k) * v;
              a2 += WLOAD(w2, k) * v;
@@ -35,7 +41,7 @@ FN void four_sums(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
              s2 += WITEM(w2, k) * x[k];
              s3 += WITEM(w3, k) * x[k];
            });
-#elif LANES == 1 && BLOCK_ELEMENTS > 32
+#elif BLOCK_ELEMENTS > 32
   /* A lane has whole blocks, so that the places of scales and bits are constants. */
   for (int k = 0; k < nk; k += BLOCK_ELEMENTS) {
     UNROLL for (int s = 0; s < BLOCK_ELEMENTS; s += 32) {
@@ -46,17 +52,26 @@ FN void four_sums(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
     }
   }
 #else
-  for (int k = LANE * 32; k < nk; k += LANES * 32) {
+  for (int k = 0; k < nk; k += 32) {
     a0 += wdot(w0, k, x + k);
     a1 += wdot(w1, k, x + k);
     a2 += wdot(w2, k, x + k);
     a3 += wdot(w3, k, x + k);
   }
 #endif
-  sums[0] = group_sum(s0 + VSUM(a0), scratch);
-  sums[1] = group_sum(s1 + VSUM(a1), scratch);
-  sums[2] = group_sum(s2 + VSUM(a2), scratch);
-  sums[3] = group_sum(s3 + VSUM(a3), scratch);
+  sums[0] = s0 + VSUM(a0), sums[1] = s1 + VSUM(a1), sums[2] = s2 + VSUM(a2), sums[3] = s3 + VSUM(a3);
+#if LANES > 1
+  LOCAL_PTR float *mine = scratch + 4 * LANE;
+  for (int i = 0; i < 4; i++) mine[i] = sums[i];
+  BARRIER();
+  for (int step = LANES / 2; step > 0; step /= 2) {
+    if (LANE < step)
+      for (int i = 0; i < 4; i++) mine[i] += mine[4 * step + i];
+    BARRIER();
+  }
+  for (int i = 0; i < 4; i++) sums[i] = scratch[i];
+  BARRIER();
+#endif
 }
 
 /* The same, stored. */
@@ -74,7 +89,7 @@ FN void four_rows(GLOBAL const u8 *w0, i64 sw, int rows, GLOBAL const u8 *xr, in
 
 /* Rows of w lie along k. Groups: (n / 4, batches). */
 KERNEL(matvec)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty) {
-  LOCAL float scratch[LANES];
+  LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, b = GROUP(1);
   GLOBAL const u8 *wr = w + w_batch(tw, tx, b) + n0 * tw.s[2];
   GLOBAL const u8 *xb = x + x_batch(tx, b);
@@ -86,7 +101,7 @@ KERNEL(matvec)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL 
 /* The same for w[ids[t, u]] (1, E, n, k) and x (1, T, U or 1, k). Groups: (n / 4, T * U). */
 KERNEL(matvec_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
                   GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
-  LOCAL float scratch[LANES];
+  LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
   int rows = MIN(4, tw.n[2] - n0);
   int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
@@ -105,7 +120,7 @@ FN float gated(float gate, float up) { return gate / (EXP(-gate) + 1.0f) * up; }
 /* y = w x + z, z broadcast by strides of 0; y may be z. Groups: (n / 4, batches). */
 KERNEL(matvec_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *z, Tens tz,
                    GLOBAL u8 *y, Tens ty) {
-  LOCAL float scratch[LANES];
+  LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, b = GROUP(1), rows = MIN(4, tw.n[2] - n0);
   GLOBAL const u8 *wr = w + w_batch(tw, tx, b) + n0 * tw.s[2];
   GLOBAL const u8 *xb = x + x_batch(tx, b), *zb = z + x_batch(tz, b) + n0 * tz.s[3];
@@ -123,7 +138,7 @@ KERNEL(matvec_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLO
 /* y = gate / (exp(-gate) + 1) * up of gate = w x and up = v x. Groups: (n / 4, batches). */
 KERNEL(matvec_gated)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *x, Tens tx,
                      GLOBAL u8 *y, Tens ty) {
-  LOCAL float scratch[LANES];
+  LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, b = GROUP(1), rows = MIN(4, tw.n[2] - n0);
   GLOBAL const u8 *wr = w + w_batch(tw, tx, b) + n0 * tw.s[2];
   GLOBAL const u8 *vr = v + w_batch(tv, tx, b) + n0 * tv.s[2];
@@ -142,7 +157,7 @@ KERNEL(matvec_gated)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *v, Tens tv, G
 /* matvec_id with a row of z (1, 1, E, n) added that the same ids choose. Groups: (n / 4, T * U). */
 KERNEL(matvec_id_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
                       GLOBAL const u8 *z, Tens tz, GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
-  LOCAL float scratch[LANES];
+  LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
   int rows = MIN(4, tw.n[2] - n0);
   int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
@@ -162,7 +177,7 @@ KERNEL(matvec_id_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, 
 /* matvec_gated with weights chosen by ids. Groups: (n / 4, T * U). */
 KERNEL(matvec_id_gated)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *x, Tens tx,
                         GLOBAL const u8 *ids, Tens ti, GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code) {
-  LOCAL float scratch[LANES];
+  LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
   int rows = MIN(4, tw.n[2] - n0);
   int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);

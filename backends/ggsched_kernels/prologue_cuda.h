@@ -138,6 +138,7 @@ FN vu vbits_of_float_(vf a) {
   return r;
 }
 #define VLOAD(p) vload_((const float *)(p))
+#define VLOAD_ALIGNED(p) VLOAD(p)
 #define VLOAD_LOCAL(p) vload_((const float *)(p))
 #define VSTORE(v, p) vstore_((v), (float *)(p))
 #define VSTORE_LOCAL(v, p) vstore_((v), (float *)(p))

@@ -96,6 +96,8 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 #define VLOOKUP8(index, a, b, c, d, e, f, g, h) vlookup8_((vf)(a, b, c, d, e, f, g, h), (index))
 #endif
 
+/* Of floats that begin at a multiple of a vector. */
+#define VLOAD_ALIGNED(p) (*(GLOBAL const vf *)(p))
 #define VSPLAT(x) ((vf)(x))
 #define VSPLAT_INT(x) ((vi)(x))
 #if VW == 4

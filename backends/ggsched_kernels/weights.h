@@ -25,8 +25,19 @@
 #define WLOAD(row, k) wload(BLOCK_OF(row, k), (k) % BLOCK_ELEMENTS)
 #define WITEM(row, k) witem(BLOCK_OF(row, k), (k) % BLOCK_ELEMENTS)
 
+#if W_EVEN && VW == 4
+/* On GPUs, where the host says that all blocks start at even addresses: two loads for four bytes. */
+#undef VLOAD_I8
+#undef VLOAD_U8
+#define U16_AT(p, i) ((u32)((GLOBAL const u16 *)(p))[i])
+#define FOUR_AT(p) VSPLAT_INT((int)(U16_AT(p, 0) | U16_AT(p, 1) << 16))
+#define VLOAD_I8(p) VFLOAT_OF_INT((FOUR_AT(p) << (VSPLAT_INT(24) - (VIOTA << 3))) >> 24)
+#define VLOAD_U8(p) ((FOUR_AT(p) >> (VIOTA << 3)) & 255)
+#define HALF_AT(p) FLOAT_OF_HALF(U16_AT(p, 0))
+#else
 /* Blocks start at odd addresses, so a scale is put together from its bytes. */
 #define HALF_AT(p) FLOAT_OF_HALF((u32)(p)[0] | (u32)(p)[1] << 8)
+#endif
 
 #if defined(PART_ELEMENTS)
 /* Blocks of parts of 16 or 32 elements. CODES gives the stored integers, of a vector of elements or of
