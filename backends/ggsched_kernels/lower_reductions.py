@@ -25,6 +25,10 @@ SPAN: Final = 2048
 """Elements of a row in which a group of lanes finds the largest, where rows are few and long."""
 
 FEW_ROWS: Final = 64
+SHORT_ROW: Final = 16
+"""Most elements of a row that one lane sums. A group for each row took 1.8 ms for four experts of
+512 tokens, 2,880 elements each (H200)."""
+
 TURN: Final = 2**60  # one turn in the fixed-point frequencies of rope.cl
 _NORM: Final = {"rms_norm": 0, "norm": 1}
 
@@ -39,7 +43,11 @@ def lower_norm(site: LoweringContext) -> None:
 
 def lower_sum_rows(site: LoweringContext) -> None:
     """Sums of rows, also of empty ones."""
-    x, y = window(site.node.inputs[0]), window(site.node.output)
+    x, y, lanes = window(site.node.inputs[0]), window(site.node.output), site.profile.lanes
+    if lanes > 1 and x.shape[3] <= SHORT_ROW:
+        groups = (-(-x.rows // lanes), 1, 1)
+        site.call("norm", "sum_short_rows", (*x.args, *y.args, i32(x.rows)), groups)
+        return
     site.call("norm", "sum_rows", (*x.args, *y.args), (x.rows, 1, 1))
 
 

@@ -67,3 +67,13 @@ KERNEL(sum_rows)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty) {
   float sum = group_sum(VSUM(many) + one, scratch);
   if (LANE == 0) F32_AT(y + row_offset(ty, GROUP(0))) = sum;
 }
+
+/* The same for few elements, as of the experts of a token: a lane has a row, its neighbours the next ones. */
+KERNEL(sum_short_rows)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, int rows) {
+  int row = GROUP(0) * LANES + LANE;
+  if (row >= rows) return;
+  GLOBAL const u8 *xr = x + row_offset(tx, row);
+  float sum = 0.0f;
+  for (int i = 0; i < tx.n[3]; i++) sum += READ_F32(xr + i * tx.s[3]);
+  F32_AT(y + row_offset(ty, row)) = sum;
+}

@@ -12,6 +12,7 @@ from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
 from ggsched_kernels.block_constants import KERNEL_DTYPES
+from ggsched_kernels.lower_reductions import SHORT_ROW
 from tests.backends.against_oracle import check, tame, whole
 from tests.backends.op_graphs import rotations
 from tests.backends.opencl_devices import GPU_DTYPES, on_profiles, opencl_device
@@ -239,6 +240,15 @@ def test_norms_and_sums(device, n):
     outs = [getattr(g, op)(t) for op in ("rms_norm", "norm", "sum_rows") for t in (x, columns)]
     outs += [g.op(op, x, inplace=True) for op in ("norm", "rms_norm")]
     graph = g.build(*outs)
+    check(device, graph, tame(graph), atol=3e-4)
+
+
+@pytest.mark.parametrize("n", [SHORT_ROW, SHORT_ROW + 1])
+def test_sums_over_the_experts_of_tokens(device, n):
+    """Rows that lie across memory; short ones are more than a group of lanes has."""
+    g = GraphBuilder()
+    experts = g.input("experts", (3, n, 70))
+    graph = g.build(g.sum_rows(g.permute(experts, 0, 2, 1)))
     check(device, graph, tame(graph), atol=3e-4)
 
 

@@ -221,11 +221,12 @@ def test_sums(runner, case, is_over):
 def test_sums_that_do_not_fit_go_node_by_node():
     from ggsched_cuda_kernels.kernel_selection import lower
 
-    for shape, flat in (((2, 5, 33), True), ((2, 5, 4), False)):
+    cases = (((2, 5, 33), True, "sum_rows"), ((2, 5, 4), False, "sum_short_rows"))
+    for shape, flat, kernel in cases:
         graph = sums(shape, None, (2, 5) if flat else (2, 5, 1), flat)
         nodes, _ = laid_out(
             graph, {"x": np.zeros(shape, np.float32), "z": np.zeros((2, 5), np.float32)}
         )
         group = Group("sum_rows+add", tuple(n.node for n in nodes))
         calls, _ = lower([replace(n, group=group) for n in nodes], H200)
-        assert [call.kernel for call in calls] == ["sum_rows", "binary"]
+        assert [call.kernel for call in calls] == [kernel, "binary"]
