@@ -1,14 +1,22 @@
 """The driver's side of a session: sends requests to workers, and waits for all answers at once.
 
 Whatever goes wrong on one machine gives up the request on all of them, so that nobody waits for
-messages that will not come, and one error is raised here. Lost is a machine whose worker has ended
-or has not been heard of for the timeout. Machines that all wait for messages of each other, without
-getting any for the timeout, are a ``SyncTimeout``.
+messages that will not come, and one error is raised here. Each worker says with its beats which
+request it carries out, how far it is and which message it waits for; ``_Answers._look`` decides
+by these alone. A request ends within the timeout after the last progress:
+
+* A machine whose worker has ended, has not been heard of, or is busy without progress and without
+  waiting for a message, is lost.
+* A machine that is not busy with the request has not got it, or its answer was lost:
+  ``SyncTimeout``.
+* Machines that all wait for messages: one was lost, or they wait for each other: ``SyncTimeout``.
+
+A beat says what was so up to two periods ago, so that a worker's own timeout comes first.
 """
 
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -34,6 +42,9 @@ LOOK_S: Final = 0.1
 END_S: Final = 5.0
 """How long workers may take to release everything when a session ends."""
 
+MAX_TAKEN: Final = 1000
+"""Messages that are read before the driver looks at the machines again."""
+
 Frames = Sequence[memoryview]
 
 
@@ -55,7 +66,7 @@ class Driver:
         self.source: Callable[[str], np.ndarray] | None = None
         self.sent: Callable[[str, int], None] | None = None
         self._backends = backends
-        self._link = Link(start.host, token)
+        self._link = Link(start.host, token, start.transport)
         self._members: list[Member] = []
         self._lost: DeviceFault | None = None
         self._requests = 0
@@ -155,7 +166,7 @@ class Driver:
     def run(self, key: int, inputs: Mapping[int, Frames]) -> dict[int, Frames]:
         """Run the parts of a plan; return the outputs that each machine hands over."""
         number = self.last_run = self._next()
-        found = self._request({k: (m.Run(number, key), f) for k, f in inputs.items()}, number)
+        found = self._request({k: (m.Run(number, key), f) for k, f in inputs.items()})
         return {machine: frames for machine, (_, frames) in found.items()}
 
     def manage(
@@ -181,7 +192,7 @@ class Driver:
 
     def clock_offsets(self) -> list[ClockOffset]:
         """Return how far the clock of each machine is ahead of the one here."""
-        pinger = Pinger(self._link)
+        pinger = Pinger(self._link, self.timeout_s)
         return [pinger.offset(member.address) for member in self._members]
 
     def recorded(self) -> dict[int, MachineRecord]:
@@ -207,9 +218,9 @@ class Driver:
         for member in self._members:
             if not member.why_gone():
                 self._link.send(member.address, m.Close())
-        until = time.monotonic() + END_S
+        until = self._link.now() + END_S
         for member in self._members:
-            member.end(max(0.1, until - time.monotonic()))
+            member.end(max(0.1, until - self._link.now()))
         self._link.close()
 
     def _next(self) -> int:
@@ -221,7 +232,7 @@ class Driver:
         return f"{self.scheme}://{self._members[machine].name}"
 
     def _request(
-        self, asked: Mapping[int, tuple[m.Any_, Frames | tuple[bytes, ...]]], run: int = -1
+        self, asked: Mapping[int, tuple[m.Any_, Frames | tuple[bytes, ...]]]
     ) -> dict[int, tuple[m.Any_, Frames]]:
         """Send a request to machines and wait for all answers.
 
@@ -235,24 +246,37 @@ class Driver:
         for machine, (message, frames) in asked.items():
             self._link.send(self._members[machine].address, message, *frames)
         number = next((m_.id for m_, _ in asked.values() if hasattr(m_, "id")), -1)
-        return _Answers(self, number, run, list(asked)).collect()
+        return _Answers(self, number, list(asked)).collect()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of a machine that has not answered.
+
+    Attributes:
+        heard_s: When something came of it.
+        moved_s: When its progress changed.
+        beat: Its last beat.
+    """
+
+    heard_s: float
+    moved_s: float
+    beat: m.Beat | None = None
 
 
 class _Answers:
     """The answers to one request, as they come."""
 
-    def __init__(self, driver: Driver, number: int, run: int, machines: Sequence[int]) -> None:
-        self._d, self._number, self._run = driver, number, run
+    def __init__(self, driver: Driver, number: int, machines: Sequence[int]) -> None:
+        self._d, self._link, self._number = driver, driver._link, number
         self._pending = set(machines)
         self._found: dict[int, tuple[m.Any_, Frames]] = {}
         self._errors: list[GgschedError] = []
         self._echoes: list[GgschedError] = []
         self._source_failure: Exception | None = None
         self._is_given_up, self._given_up_at = False, 0.0
-        now = time.monotonic()
-        self._heard = dict.fromkeys(machines, now)
-        self._waits: dict[int, tuple[int, int]] = {}
-        self._moved = now
+        now = self._link.now()
+        self._seen = {machine: _Seen(now, now) for machine in machines}
 
     def collect(self) -> dict[int, tuple[m.Any_, Frames]]:
         """Wait for all; raise the first error."""
@@ -273,14 +297,24 @@ class _Answers:
         return self._found
 
     def _wait(self) -> None:
-        look = time.monotonic() + LOOK_S
+        look = self._link.now() + LOOK_S
         while self._pending:
-            found = self._d._link.poll(LOOK_S)
+            now = self._link.now()
+            found = self._link.poll(max(0.0, look - now))
             if found is not None:
                 self._take(*found)
-            if found is None or time.monotonic() > look:
-                self._look(is_quiet=found is None)
-                look = time.monotonic() + LOOK_S
+            if self._link.now() >= look:
+                self._look(is_quiet=self._drain())
+                look = self._link.now() + LOOK_S
+
+    def _drain(self) -> bool:
+        """Take what has come; return whether that is all."""
+        for _ in range(MAX_TAKEN):
+            found = self._link.poll(0.0)
+            if found is None:
+                return True
+            self._take(*found)
+        return False
 
     def _take(self, message: m.Any_, frames: Frames) -> None:
         addresses = [member.address for member in self._d._members]
@@ -288,12 +322,19 @@ class _Answers:
         if worker not in addresses:
             return
         machine = addresses.index(worker)
-        self._heard[machine] = time.monotonic()
+        if machine not in self._pending:
+            if isinstance(message, m.Wanted):
+                self._give(machine, message)
+            return
+        seen = self._seen[machine]
+        seen.heard_s = self._link.now()
         if isinstance(message, m.Beat):
-            self._note_beat(machine, message)
+            if seen.beat is None or message.progress != seen.beat.progress:
+                seen.moved_s = seen.heard_s
+            seen.beat = message
         elif isinstance(message, m.Wanted):
             self._give(machine, message)
-            self._moved = time.monotonic()
+            seen.moved_s = self._link.now()
         elif isinstance(message, m.Failed) and message.id == self._number:
             self._pending.discard(machine)
             error = self._error(machine, message)
@@ -302,17 +343,10 @@ class _Answers:
         elif isinstance(message, m.Done | m.Opened) and message.id == self._number:
             self._pending.discard(machine)
             self._found[machine] = (message, frames)
-            self._moved = time.monotonic()
-
-    def _note_beat(self, machine: int, beat: m.Beat) -> None:
-        state = (beat.waits_for, beat.received)
-        if state != self._waits.get(machine) or beat.waits_for < 0:
-            self._moved = time.monotonic()
-        self._waits[machine] = state
 
     def _give(self, machine: int, wanted: m.Wanted) -> None:
         """Say what a weight is that a machine requests, and send it where it has none."""
-        link, address, name = self._d._link, self._d._members[machine].address, wanted.name
+        link, address, name = self._link, self._d._members[machine].address, wanted.name
         try:
             if self._d.source is None:
                 raise KeyError(name)
@@ -329,45 +363,60 @@ class _Answers:
             link.send(address, m.Weight(name, offer), *([data] if is_sent else []))
 
     def _look(self, *, is_quiet: bool) -> None:
-        """Look for machines that are gone, do not answer, or wait for each other.
+        """Look for machines that are gone, do not answer, or make no progress.
 
         Silence counts only where everything that was sent has been read.
         """
-        now, timeout_s = time.monotonic(), self._d.timeout_s
+        now, timeout_s = self._link.now(), self._d.timeout_s
         for machine in sorted(self._pending):
             why = self._d._members[machine].why_gone()
-            if not why and is_quiet and now - self._heard[machine] > timeout_s:
+            if not why and is_quiet and now - self._seen[machine].heard_s > timeout_s:
                 why = f"nothing was heard of it for {timeout_s:g} s"
             if not why and self._is_given_up and now - self._given_up_at > 2 * timeout_s:
                 why = f"it did not give up the run within {2 * timeout_s:g} s"
             if why:
                 self._lose(machine, why)
-        waiting = (
-            is_quiet
-            and self._pending
-            and all(self._waits.get(k, (-1, 0))[0] >= 0 for k in self._pending)
-        )
-        if waiting and now - self._moved > timeout_s and not self._is_given_up:
-            tags = ", ".join(
-                f"{self._d.where(k)} for message #{self._waits[k][0]}"
-                for k in sorted(self._pending)
-            )
-            error = SyncTimeout(
-                f"no progress for {timeout_s:g} s",
-                where=f"{self._d.scheme}://",
-                why=f"machines wait for each other: {tags}",
-                hint="this is a defect: report it with the plan",
-            )
-            self._errors.append(error)
-            self._give_up(error)
+        if is_quiet and self._pending and not self._is_given_up:
+            self._look_for_progress(now)
 
-    def _lose(self, machine: int, why: str) -> None:
+    def _look_for_progress(self, now: float) -> None:
+        """Give up a request that does not get on; see the module."""
+        limit_s = self._d.timeout_s + 2 * m.beat_period_s(self._d.timeout_s)
+        waiting: list[str] = []
+        for machine in sorted(self._pending):
+            seen, where = self._seen[machine], self._d.where(machine)
+            if now - seen.moved_s <= limit_s or seen.beat is None:
+                continue
+            if seen.beat.request != self._number:
+                why = f"{where} is idle: the request or its answer was lost on the way"
+                self._stalled(why, "look at the network, and run it again")
+                return
+            if not seen.beat.waits_for:
+                why = f"no progress for {self._d.timeout_s:g} s, and it waits for no message"
+                self._lose(machine, why, "wait longer (GGSCHED_TIMEOUT_S), or look at the machine")
+                return
+            waiting.append(f"{where} for {seen.beat.waits_for}")
+        if len(waiting) == len(self._pending):
+            self._stalled(
+                f"machines wait for each other: {', '.join(waiting)}",
+                "a message was lost: look at the network; else report it with the plan",
+            )
+
+    def _stalled(self, why: str, hint: str) -> None:
+        what, where = f"no progress for {self._d.timeout_s:g} s", f"{self._d.scheme}://"
+        error = SyncTimeout(what, where=where, why=why, hint=hint)
+        self._errors.append(error)
+        self._link.renew()
+        self._give_up(error)
+
+    def _lose(self, machine: int, why: str, remedy: str = "") -> None:
         self._pending.discard(machine)
+        hint = "reset() goes on with the machines that are left"
         error = DeviceFault(
             "the machine was lost",
             where=self._d.where(machine),
             why=why,
-            hint="reset() goes on with the machines that are left",
+            hint=f"{hint}; {remedy}" if remedy else hint,
         )
         self._d._lost = error
         self._errors.append(error)
@@ -377,12 +426,12 @@ class _Answers:
         """Tell the others that they wait in vain."""
         if self._is_given_up:
             return
-        self._is_given_up, self._given_up_at = True, time.monotonic()
+        self._is_given_up, self._given_up_at = True, self._link.now()
         self._abort(error.one_line())
 
     def _abort(self, why: str) -> None:
-        for machine in self._pending if self._run >= 0 else ():
-            self._d._link.send(self._d._members[machine].address, m.Abort(self._run, why))
+        for machine in self._pending:
+            self._link.send(self._d._members[machine].address, m.Abort(self._number, why))
 
     def _error(self, machine: int, failed: m.Failed) -> GgschedError:
         """Return the error of a machine as one of this process."""

@@ -1,12 +1,13 @@
 """Machines that are processes of this host, to try plans over several without a cluster."""
 
+import select
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from os import environ
 
-from ggsched.cluster.members import Start
+from ggsched.cluster.members import START_S, Start
 from ggsched.errors import BackendUnavailable
 
 HOST = "127.0.0.1"
@@ -40,9 +41,12 @@ class LocalMember:
         """Wait for the worker's address.
 
         Raises:
-            BackendUnavailable: it ended instead; it has said why on stderr.
+            BackendUnavailable: it ended instead, and has said why on stderr; or it does not listen.
         """
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], START_S)[0]:
+            what = f"the worker does not listen after {START_S:g} s"
+            raise BackendUnavailable(what, where=self.name, hint="look at the load of the machine")
         self.address = self.process.stdout.readline().decode().strip()
         if not self.address:
             code = self.process.wait()

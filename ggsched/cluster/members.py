@@ -2,7 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+from ggsched.cluster.transport import SYSTEM, Transport
+
+START_S: Final = 60.0
+"""How long a worker may take until it listens."""
 
 
 class Member(Protocol):
@@ -31,8 +36,10 @@ class Start:
         scheme: In front of the names of devices, e.g. ``ray``.
         members: Starts them with a token; they listen when it returns.
         host: Address by which they reach this process.
+        transport: Sockets, threads and the clock of this process.
     """
 
     scheme: str
     members: Callable[[bytes], Sequence[Member]]
     host: str
+    transport: Transport = SYSTEM

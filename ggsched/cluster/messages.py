@@ -4,6 +4,7 @@ Headers are msgpack; bytes of arrays follow in frames of their own. Whoever cann
 finds another token in front of it, drops the message.
 """
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from typing import Any, Final, cast
@@ -17,7 +18,7 @@ from ggsched.ir.tensor import Tensor
 from ggsched.plan.bundle import FORMAT
 from ggsched.plan.parts import Part
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Number of this set of messages."""
 
 
@@ -111,10 +112,12 @@ class Run(Message, frozen=True, tag="run"):
 
 
 class Abort(Message, frozen=True, tag="abort"):
-    """To a worker: give up a run; the messages that it waits for will not come.
+    """To a worker: give up a request; the messages that it waits for will not come.
+
+    It is answered by ``Failed`` even where the request never came, or where its answer was lost.
 
     Attributes:
-        id: Number of the run.
+        id: Number of the request.
         why: The reason.
     """
 
@@ -267,7 +270,7 @@ class Failed(Message, frozen=True, tag="failed"):
         why: Reason.
         hint: Remedy.
         notes: Further lines.
-        is_echo: Whether it failed only because the run was given up.
+        is_echo: Whether it failed only because the request was given up.
     """
 
     id: int
@@ -302,13 +305,15 @@ class Beat(Message, frozen=True, tag="beat"):
 
     Attributes:
         worker: Address.
-        waits_for: Tag of the message that it waits for, or -1.
-        received: Messages that it has received so far.
+        request: Number of the request that it carries out, or -1.
+        progress: A number that changes with its progress, requests that it takes included.
+        waits_for: The message that it waits for, or "".
     """
 
     worker: str
-    waits_for: int
-    received: int
+    request: int
+    progress: int
+    waits_for: str = ""
 
 
 Any_ = (
@@ -333,6 +338,9 @@ Any_ = (
 )
 """Every message."""
 
+_MIN_FRAMES: Final[dict[type, int]] = {Bind: 2, Data: 1}
+"""Frames that a message has at least; of answers the driver compares them with its request."""
+
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Any_)
 
@@ -342,13 +350,25 @@ def encode(message: Any_) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode(header: Any) -> Any_:
-    """Read a header.
+def decode(parts: Sequence[Any]) -> Any_:
+    """Read the header of a message, in the first of its parts.
 
     Raises:
         msgspec.MsgspecError: it is none.
+        ValueError: it has no header, or lacks a frame.
+        RecursionError: it is nested too deeply.
     """
-    return cast(Any_, _DECODER.decode(header))
+    if not parts:
+        raise ValueError("no header")
+    message = cast(Any_, _DECODER.decode(parts[0]))
+    if len(parts) - 1 < _MIN_FRAMES.get(type(message), 0):
+        raise ValueError(f"{type(message).__name__} with {len(parts) - 1} frames")
+    return message
+
+
+def beat_period_s(timeout_s: float) -> float:
+    """Return the seconds between two beats, often enough for a timeout."""
+    return min(1.0, timeout_s / 8)
 
 
 def host_form(tensor: Tensor) -> tuple[tuple[int, ...], str]:

@@ -8,8 +8,10 @@ import threading
 from collections import deque
 from contextlib import suppress
 from itertools import islice
-from socket import IPPROTO_TCP, MSG_DONTWAIT, SHUT_RDWR, TCP_NODELAY, socket
-from typing import Final
+from socket import MSG_DONTWAIT, SHUT_RDWR
+from typing import Any, Final
+
+from ggsched.cluster.transport import SYSTEM, Thread, Transport
 
 _MAX_VIEWS: Final = 512
 """Views written by one call; Linux takes 1024."""
@@ -20,24 +22,26 @@ class Outbox:
 
     Args:
         address: ``tcp://HOST:PORT``.
+        transport: Of the process.
+
+    Attributes:
+        target: The socket; None where the address cannot be connected to.
+        is_broken: Whether what is written cannot arrive.
+        written_nbytes: Bytes that the kernel has taken.
     """
 
-    def __init__(self, address: str) -> None:
-        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    def __init__(self, address: str, transport: Transport = SYSTEM) -> None:
         self._left: deque[memoryview] = deque()
         self._lock = threading.Lock()
-        self._writer: threading.Thread | None = None
-        self.is_broken = False
-        self.target = socket()
-        self.target.setblocking(False)  # nobody waits for a machine that is not there
-        self.target.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        self._writer: Thread | None = None
+        self._transport = transport
+        self.is_broken, self.written_nbytes = False, 0
+        self.target: Any = None
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
         try:
-            self.target.connect((host, int(port)))
-        except BlockingIOError:
-            pass
-        except OSError:
+            self.target = transport.connect(host.strip("[]"), int(port))
+        except (OSError, OverflowError, ValueError):  # also an address that is none
             self.is_broken = True
-        self.target.setblocking(True)
 
     def write(self, views: list[memoryview]) -> bool:
         """Write bytes, which may change when this returns; return False if they cannot arrive."""
@@ -48,13 +52,12 @@ class Outbox:
             left = deque(views)
             try:
                 while left and not self.is_broken:
-                    _drop(left, self.target.sendmsg(islice(left, _MAX_VIEWS), [], MSG_DONTWAIT))
+                    count = self.target.sendmsg(islice(left, _MAX_VIEWS), [], MSG_DONTWAIT)
+                    self.written_nbytes += count
+                    _drop(left, count)
             except BlockingIOError:
                 self._left.extend(memoryview(bytes(view)) for view in left)
-                self._writer = threading.Thread(
-                    target=self._write_left, name="ggsched outbox", daemon=True
-                )
-                self._writer.start()
+                self._writer = self._transport.thread(self._write_left, "ggsched outbox")
             except OSError:
                 self.is_broken = True
             except BaseException:  # a signal between two parts: what follows would be misread
@@ -71,7 +74,8 @@ class Outbox:
                 with suppress(OSError):
                     self.target.shutdown(SHUT_RDWR)  # ends its call
                 writer.join()
-        self.target.close()
+        if self.target is not None:
+            self.target.close()
 
     def _write_left(self) -> None:
         while True:
@@ -87,6 +91,7 @@ class Outbox:
                 if self.is_broken:
                     self._left.clear()
                 else:
+                    self.written_nbytes += count
                     _drop(self._left, count)
 
 

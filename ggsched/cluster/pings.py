@@ -16,8 +16,6 @@ SIZES: Final = (0, 1 << 10, 1 << 14, 1 << 18, 1 << 22)
 MIN_PINGS: Final = 5
 """Round trips of each size, however long they take."""
 
-PATIENCE_S: Final = 20.0
-
 LinkSample = tuple[int, float]
 """Bytes of a message, and its seconds one way."""
 
@@ -39,13 +37,20 @@ class Pinger:
 
     Args:
         link: The own end.
+        timeout_s: How long an answer may take.
         other: What is done with messages that are no answers; they are dropped by default.
+        answered: Called with each answer.
     """
 
     def __init__(
-        self, link: Link, other: Callable[[m.Any_, Sequence[memoryview]], None] | None = None
+        self,
+        link: Link,
+        timeout_s: float,
+        other: Callable[[m.Any_, Sequence[memoryview]], None] | None = None,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
-        self._link, self._other = link, other
+        self._link, self._timeout_s = link, timeout_s
+        self._other, self._answered = other, answered
         self._number = 0
 
     def samples(self, address: str, seconds: float) -> list[LinkSample]:
@@ -78,17 +83,20 @@ class Pinger:
         self._number += 1
         sent = time.perf_counter()
         self._link.send(address, m.Ping(self._link.address, self._number), data)
-        while True:
-            found = self._link.poll(PATIENCE_S)
+        until = self._link.now() + self._timeout_s
+        while (left_s := until - self._link.now()) > 0:
+            found = self._link.poll(left_s)
             if found is None:
-                raise DeviceFault(
-                    f"does not answer within {PATIENCE_S:g} s",
-                    where=address,
-                    hint="the machines have to reach each other: look at firewalls",
-                )
+                continue
             message, frames = found
             if isinstance(message, m.Pong):
                 if (message.worker, message.number) == (address, self._number):
+                    self._answered()
                     return sent, message.at_s, time.perf_counter()
             elif self._other is not None:
                 self._other(message, frames)
+        raise DeviceFault(
+            f"does not answer within {self._timeout_s:g} s",
+            where=address,
+            hint="the machines have to reach each other: look at firewalls",
+        )

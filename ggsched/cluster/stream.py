@@ -13,6 +13,12 @@ import numpy as np
 
 TOKEN_NBYTES: Final = 32
 
+MAX_PARTS: Final = 1 << 16
+"""Parts of a message: a header and its frames."""
+
+MAX_HEADER_NBYTES: Final = 1 << 26
+MAX_MESSAGE_NBYTES: Final = 1 << 40
+
 _PREFIX: Final = struct.Struct(f"<{TOKEN_NBYTES}sI")
 _AHEAD_NBYTES: Final = 1 << 16
 
@@ -36,12 +42,17 @@ class Reader:
         source: The connection; reads do not block.
         token: Of the session.
         found: Called with the parts of each message.
+
+    Attributes:
+        is_member: Whether a token of the session has been read.
+        read_nbytes: Bytes that were read.
     """
 
     def __init__(
         self, source: socket, token: bytes, found: Callable[[list[memoryview]], None]
     ) -> None:
         self.source, self._token, self._found = source, token, found
+        self.is_member, self.read_nbytes = False, 0
         self._ahead = memoryview(bytearray(_AHEAD_NBYTES))
         self._places = self._parse()
         self._place = next(self._places)
@@ -60,6 +71,7 @@ class Reader:
             raise Ended from error
         if count == 0:
             raise Ended
+        self.read_nbytes += count
         direct = min(count, len(self._place))
         self._filled(direct)
         ahead = self._ahead[: count - direct]
@@ -80,13 +92,26 @@ class Reader:
             token, count = _PREFIX.unpack(prefix)
             if not hmac.compare_digest(token, self._token):
                 raise Ended
+            self.is_member = True
+            if count > MAX_PARTS:
+                raise Ended(f"a message of {count} parts")
             lengths = bytearray(8 * count)
             if count:
                 yield memoryview(lengths)
-            parts = [_place(nbytes) for nbytes in struct.unpack(f"<{count}Q", lengths)]
+            parts = _places(struct.unpack(f"<{count}Q", lengths))
             yield from filter(None, parts)
             self._found(parts)
 
 
-def _place(nbytes: int) -> memoryview:
-    return np.empty(nbytes, np.uint8).data  # without writing zeros first
+def _places(lengths: tuple[int, ...]) -> list[memoryview]:
+    """Return a place for each part, without writing zeros first.
+
+    Raises:
+        Ended: no member sends parts of these lengths, or this host has no memory for them.
+    """
+    if lengths and (lengths[0] > MAX_HEADER_NBYTES or sum(lengths) > MAX_MESSAGE_NBYTES):
+        raise Ended(f"a message of {sum(lengths)} bytes, {lengths[0]} of them in its header")
+    try:
+        return [np.empty(nbytes, np.uint8).data for nbytes in lengths]
+    except MemoryError as error:
+        raise Ended(f"no memory for a message of {sum(lengths)} bytes") from error

@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.offline_device import OfflineDevice
+from ggsched.backend.patience import progress_of
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
@@ -75,6 +76,10 @@ class Worker:
         self._last: Executor | None = None
         self._early: dict[tuple[int, int, int], HostMemory] = {}
         self._run, self._is_given_up = -1, False
+        self._request, self._over = -1, 0
+        self._steps, self._waits_for = _Steps(), ""
+        self._marks: tuple[object, ...] = ()
+        self._progress = 0
         self._beats: _Beats | None = None
         settings = Settings.from_environment()
         self._sources = Sources(settings.models or "", settings.weight_cache or "")
@@ -87,7 +92,10 @@ class Worker:
                 message, frames = self._next()
                 if isinstance(message, m.Close):
                     break
-                self._answer(message, frames)
+                if isinstance(message, m.Abort):
+                    self._give_up_unknown(message)
+                else:
+                    self._answer(message, frames)
         except Ended:
             pass
         finally:
@@ -103,7 +111,7 @@ class Worker:
         """Wait for a message of the run that is under way."""
         key, began = (self._run, machine, tag), time.perf_counter()
         if key not in self._early:
-            with self._waiting(tag):
+            with self._waiting(f"message #{tag}"):
                 while key not in self._early:
                     self._take(*self._next_of_run())
         source = self._early[key]
@@ -129,29 +137,48 @@ class Worker:
                 raise self._twice(message.sender, message.tag)
             if message.run >= self._run:
                 self._early[key] = frames[0]
-        elif isinstance(message, m.Abort):
-            if message.id == self._run:
-                self._is_given_up = True
-                raise DeviceFault("the run was given up", why=message.why)
-        elif isinstance(message, m.Close):
-            raise Ended
-        elif not isinstance(message, m.Weight):  # one that nobody waits for any more
-            self._interrupted(message, frames)
+        else:
+            self._take_request(message, frames)
 
-    def _interrupted(self, message: m.Any_, frames: Sequence[memoryview]) -> NoReturn:
-        """Keep another request for later: the driver does not wait for this one any more."""
-        self._stash.append((message, frames))
-        raise DeviceFault("the driver was interrupted")
+    def _take_request(self, message: m.Any_, frames: Sequence[memoryview]) -> None:
+        """Deal with what the driver says while a request is carried out.
+
+        Raises:
+            Ended: it closes the worker.
+            DeviceFault: it gave up the request, or sent another one: it does not wait any more.
+        """
+        if isinstance(message, m.Close):
+            raise Ended
+        if isinstance(message, m.Abort) and message.id == self._request:
+            self._is_given_up = True
+            self._link.renew()
+            raise DeviceFault("the run was given up", why=message.why)
+        if isinstance(message, m.Abort | _REQUESTS) and message.id > self._request:
+            self._stash.append((message, frames))
+            raise DeviceFault("the driver was interrupted")
+
+    def _give_up_unknown(self, message: m.Abort) -> None:
+        """Answer for a request that never came, or whose answer was lost."""
+        self._over = max(self._over, message.id)
+        self._link.renew()
+        self._is_given_up = True
+        self._fail(message.id, DeviceFault("the request was given up", why=message.why))
 
     def _next(self) -> tuple[m.Any_, Sequence[memoryview]]:
-        """Return the next message; data of runs to come is kept."""
+        """Return the next request; data of runs to come is kept.
+
+        Requests have rising numbers: one that comes late or twice is not carried out.
+        """
         while True:
             message, frames = self._stash.pop(0) if self._stash else self._next_of_run()
             if isinstance(message, m.Data):
                 key = (message.run, message.sender, message.tag)
                 if message.run > self._run:
                     self._early[key] = _TWICE if key in self._early else frames[0]
-            elif not isinstance(message, m.Abort | m.Weight | m.Ping | m.Pong):  # of what is over
+            elif isinstance(message, m.Close) or (
+                isinstance(message, m.Abort | _REQUESTS)
+                and (message.id > self._over or isinstance(message, m.Abort))
+            ):
                 return message, frames
 
     def _next_of_run(self) -> tuple[m.Any_, Sequence[memoryview]]:
@@ -162,12 +189,14 @@ class Worker:
                 pong = m.Pong(self._link.address, ping.number, time.perf_counter())
                 self._link.send(ping.sender, pong)
             elif found is not None:
+                self._steps()
                 return found
             if self._is_alone():
                 raise Ended
 
     def _answer(self, message: Any, frames: Sequence[memoryview]) -> None:
         self._is_given_up = False
+        self._request = message.id
         try:
             _HANDLERS[type(message)](self, message, frames)
         except GgschedError as error:
@@ -177,6 +206,8 @@ class Worker:
                 f"{type(error).__name__}: {error}", hint="this is a defect: report it"
             )
             self._fail(message.id, found)
+        finally:
+            self._over, self._request = max(self._over, message.id), -1
 
     def _fail(self, request: int, error: GgschedError) -> None:
         notes = tuple(getattr(error, "__notes__", ()))
@@ -192,8 +223,11 @@ class Worker:
                 why=f"the driver has {message.version}",
                 hint="install the same version on all machines",
             )
-        self._beats = _Beats(self._link, message.driver, message.timeout_s)
+        self._timeout_s = message.timeout_s
+        if self._beats is None:
+            self._beats = _Beats(self._link, message.driver, message.timeout_s, self._beat)
         self._devices = _opened(message)
+        self._steps()
         free = tuple(free_nbytes(d) for d in self._devices)
         topology = topology_to_text(probe(self._devices))
         self._link.send(
@@ -216,7 +250,9 @@ class Worker:
             OfflineDevice(self.topology, i) for i in range(len(self.topology.devices))
         ]
         devices[self._first : self._first + len(own)] = own
-        self._store = TensorStore(devices, self._weight, timeout_s=self._timeout_s)
+        self._store = TensorStore(
+            devices, self._weight, timeout_s=self._timeout_s, progress=self._steps
+        )
         self._done(message.id)
 
     def _bind(self, message: m.Bind, frames: Sequence[memoryview]) -> None:
@@ -278,12 +314,13 @@ class Worker:
         return self._record.recorder.run_of(plan, TracedPlan)
 
     def _calibrate(self, message: m.Calibrate, _frames: Sequence[memoryview]) -> None:
-        found = calibrate(self._devices, message.seconds)
+        found = calibrate(self._devices, message.seconds, self._steps)
         self._done(message.id, msgspec.msgpack.encode(found))
 
     def _probe(self, message: m.Probe, _frames: Sequence[memoryview]) -> None:
-        pinger = Pinger(self._link, lambda *found: self._stash.append(found))
-        samples = pinger.samples(message.address, message.seconds)
+        pinger = Pinger(self._link, self._timeout_s, self._take_request, self._steps)
+        with self._waiting(f"an answer of {message.address}"):
+            samples = pinger.samples(message.address, message.seconds)
         self._done(message.id, msgspec.msgpack.encode(samples))
 
     def _manage(self, message: m.Manage, _frames: Sequence[memoryview]) -> None:
@@ -323,15 +360,13 @@ class Worker:
         """Ask the driver what a weight is; with it come its bytes, if they are sent."""
         wanted = m.Wanted(self._link.address, name, self._sources.keeps, sent)
         self._link.send(self._driver, wanted)
-        while True:
-            message, frames = self._next_of_run()
-            if isinstance(message, m.Close):
-                raise Ended
-            if isinstance(message, m.Weight):
-                if message.name == name:
+        with self._waiting(f"weight {name!r}"):
+            while True:
+                message, frames = self._next_of_run()
+                if not isinstance(message, m.Weight):
+                    self._take_request(message, frames)
+                elif message.name == name and (frames or message.offer is None or not sent):
                     break
-            elif not isinstance(message, m.Data | m.Abort):
-                self._interrupted(message, frames)
         if message.offer is None:
             raise UsageError(message.why, where=name)
         return message.offer, frames[0] if frames else None
@@ -363,8 +398,25 @@ class Worker:
             raise UsageError("the worker has opened no devices")
         return self._beats
 
-    def _waiting(self, tag: int) -> "_Waiting":
-        return _Waiting(self._require_beats(), tag)
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Let the beats say what is waited for."""
+        self._waits_for = what
+        try:
+            yield
+        finally:
+            self._waits_for = ""
+
+    def _beat(self) -> m.Beat:
+        """Return what is under way and how far it is; called by the thread of the beats."""
+        streams = () if self._store is None else self._store.streams
+        marks: list[object] = [self._request, self._steps.count, self._link.moved_nbytes]
+        with suppress(Exception):  # a stream that is being closed
+            marks += [progress_of(stream) for stream in streams]
+        if tuple(marks) != self._marks:
+            self._marks = tuple(marks)
+            self._progress += 1
+        return m.Beat(self._link.address, self._request, self._progress, self._waits_for)
 
     def _end(self) -> None:
         """Release everything, whatever fails."""
@@ -397,45 +449,47 @@ _HANDLERS: Final[dict[Any, Callable[[Worker, Any, Sequence[memoryview]], None]]]
     m.Probe: Worker._probe,
 }
 
+_REQUESTS: Final = m.Open | m.Join | m.Bind | m.Run | m.Manage | m.Calibrate | m.Probe
+
 _TAKEN: Final = memoryview(b"")
 _TWICE: Final = memoryview(b"")
 """In the place of a message that was taken, and of one that came twice before its run."""
 
 
-class _Waiting:
-    """Tells the beats what a worker waits for, and that it came."""
+class _Steps:
+    """Counts what a worker has done: the progress of its requests."""
 
-    def __init__(self, beats: "_Beats", tag: int) -> None:
-        self._beats, self._tag = beats, tag
+    def __init__(self) -> None:
+        self.count = 0
 
-    def __enter__(self) -> None:
-        self._beats.waits_for = self._tag
+    def __call__(self, *_: object) -> None:
+        self.count += 1
 
-    def __exit__(self, *_: object) -> None:
-        self._beats.waits_for = -1
-        self._beats.received += 1
+    def stage(self, _: str) -> None:
+        """See ``TensorStore.stage``."""
+        self.count += 1
 
 
 class _Beats:
     """A thread that sends heartbeats to the driver."""
 
-    def __init__(self, link: Link, driver: str, timeout_s: float) -> None:
-        self.waits_for, self.received = -1, 0
-        self._link, self._driver = link, driver
+    def __init__(
+        self, link: Link, driver: str, timeout_s: float, beat: Callable[[], m.Beat]
+    ) -> None:
+        self._link, self._driver, self._say = link, driver, beat
         self.set_pace(timeout_s)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="ggsched beat", daemon=True)
-        self._thread.start()
+        self._stop = link.event()
+        self._thread = link.thread(self._beat, "ggsched beat")
 
     def set_pace(self, timeout_s: float) -> None:
         """Beat often enough for a timeout."""
-        self._period_s = min(1.0, timeout_s / 8)
+        self._period_s = m.beat_period_s(timeout_s)
 
     def _beat(self) -> None:
         beater = self._link.beater(self._driver)
         try:
             while not self._stop.wait(self._period_s):
-                beater.send(m.Beat(self._link.address, self.waits_for, self.received))
+                beater.send(self._say())
         finally:
             beater.close()
 

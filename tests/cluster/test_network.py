@@ -21,8 +21,7 @@ class End:
     def __init__(self, me, token=TOKEN):
         self.link = Link(HOST, token)
         self.worker = Worker(self.link)
-        self.worker._me, self.worker._run = me, RUN
-        self.worker._beats = _Beats()
+        self.worker._me, self.worker._run, self.worker._request = me, RUN, RUN
 
     def to(self, *others):
         self.worker._addresses = [end.link.address for end in others]
@@ -31,10 +30,6 @@ class End:
         target = bytearray(nbytes)
         self.worker.receive(machine, tag, memoryview(target))
         return bytes(target)
-
-
-class _Beats:
-    waits_for, received = -1, 0
 
 
 @pytest.fixture
