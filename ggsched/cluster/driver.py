@@ -15,7 +15,8 @@ A beat says what was so up to two periods ago, so that a worker's own timeout co
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -182,13 +183,15 @@ class Driver:
         """Let a machine measure its devices; nothing else should run there."""
         asked = m.Calibrate(self._next(), seconds)
         _, frames = self._request({machine: (asked, ())})[machine]
-        return msgspec.msgpack.decode(frames[0], type=Calibration)
+        with self.reading(machine):
+            return msgspec.msgpack.decode(frames[0], type=Calibration)
 
     def probe(self, machine: int, other: int, seconds: float) -> list[LinkSample]:
         """Let a machine measure messages to another."""
         asked = m.Probe(self._next(), self._members[other].address, seconds)
         _, frames = self._request({machine: (asked, ())})[machine]
-        return msgspec.msgpack.decode(frames[0], type=list[LinkSample])
+        with self.reading(machine):
+            return msgspec.msgpack.decode(frames[0], type=list[LinkSample])
 
     def clock_offsets(self) -> list[ClockOffset]:
         """Return how far the clock of each machine is ahead of the one here."""
@@ -199,11 +202,13 @@ class Driver:
         """Return what the machines have recorded so far, by machine."""
         asked = m.Manage(self._next(), "recorded")
         found = self._request(dict.fromkeys(range(len(self._members)), (asked, ())))
-        records = {
-            k: msgspec.msgpack.decode(frames[0], type=MachineRecord | None)
-            for k, (_, frames) in sorted(found.items())
-        }
-        return {k: record for k, record in records.items() if record is not None}
+        records: dict[int, MachineRecord] = {}
+        for k, (_, frames) in sorted(found.items()):
+            with self.reading(k):
+                record = msgspec.msgpack.decode(frames[0], type=MachineRecord | None)
+            if record is not None:
+                records[k] = record
+        return records
 
     @property
     def is_over(self) -> bool:
@@ -223,6 +228,32 @@ class Driver:
             member.end(max(0.1, until - self._link.now()))
         self._link.close()
 
+    @contextmanager
+    def reading(self, machine: int) -> Iterator[None]:
+        """Name the machine whose answer the block cannot read.
+
+        Raises:
+            DeviceFault: the block raised an error that data causes.
+        """
+        try:
+            yield
+        except (
+            GgschedError,
+            msgspec.MsgspecError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            text = error.one_line() if isinstance(error, GgschedError) else str(error)
+            raise DeviceFault(
+                "its answer cannot be read",
+                where=self.where(machine),
+                why=text or type(error).__name__,
+                hint="this is a defect: report it",
+            ) from error
+
     def _next(self) -> int:
         self._requests += 1
         return self._requests
@@ -232,7 +263,7 @@ class Driver:
         return f"{self.scheme}://{self._members[machine].name}"
 
     def _request(
-        self, asked: Mapping[int, tuple[m.Any_, Frames | tuple[bytes, ...]]]
+        self, asked: Mapping[int, tuple[m.Request, Frames | tuple[bytes, ...]]]
     ) -> dict[int, tuple[m.Any_, Frames]]:
         """Send a request to machines and wait for all answers.
 
@@ -245,8 +276,9 @@ class Driver:
             raise self._lost
         for machine, (message, frames) in asked.items():
             self._link.send(self._members[machine].address, message, *frames)
-        number = next((m_.id for m_, _ in asked.values() if hasattr(m_, "id")), -1)
-        return _Answers(self, number, list(asked)).collect()
+        request = next(message for message, _ in asked.values())
+        kind = m.Opened if isinstance(request, m.Open) else m.Done
+        return _Answers(self, request.id, kind, list(asked)).collect()
 
 
 @dataclass(slots=True)
@@ -267,8 +299,8 @@ class _Seen:
 class _Answers:
     """The answers to one request, as they come."""
 
-    def __init__(self, driver: Driver, number: int, machines: Sequence[int]) -> None:
-        self._d, self._link, self._number = driver, driver._link, number
+    def __init__(self, driver: Driver, number: int, kind: type, machines: Sequence[int]) -> None:
+        self._d, self._link, self._number, self._kind = driver, driver._link, number, kind
         self._pending = set(machines)
         self._found: dict[int, tuple[m.Any_, Frames]] = {}
         self._errors: list[GgschedError] = []
@@ -340,7 +372,7 @@ class _Answers:
             error = self._error(machine, message)
             (self._echoes if message.is_echo else self._errors).append(error)
             self._give_up(error)
-        elif isinstance(message, m.Done | m.Opened) and message.id == self._number:
+        elif isinstance(message, self._kind) and message.id == self._number:
             self._pending.discard(machine)
             self._found[machine] = (message, frames)
 

@@ -316,6 +316,9 @@ class Beat(Message, frozen=True, tag="beat"):
     waits_for: str = ""
 
 
+Request = Open | Join | Bind | Run | Manage | Calibrate | Probe
+"""What a worker answers with ``Opened``, ``Done`` or ``Failed``."""
+
 Any_ = (
     Open
     | Join

@@ -36,7 +36,10 @@ class Group:
         for machine, found in enumerate(opened):
             first = len(facts)
             self.first.append(first)
-            topology = topology_from_text(found.topology)
+            with driver.reading(machine):
+                topology = topology_from_text(found.topology)
+                if len(found.free) != len(topology.devices):
+                    raise ValueError(f"free bytes of {len(found.free)} devices")
             facts += [_elsewhere(f, scheme, names[machine]) for f in topology.devices]
             self.machine_of += [machine] * len(topology.devices)
             self.free += found.free

@@ -212,10 +212,11 @@ class RemoteRun:
         self._store.ran(self.plan)
         outputs: dict[int, np.ndarray] = {}
         for part in self.parts:
-            for tid, frame in zip(part.outputs, found[part.machine], strict=True):
-                shape, dtype = host_form(self._graph.tensors[tid])
-                array = np.frombuffer(frame, dtype).reshape(shape)
-                outputs[tid] = array.copy() if copy else array
+            with self._store.driver.reading(part.machine):
+                for tid, frame in zip(part.outputs, found[part.machine], strict=True):
+                    shape, dtype = host_form(self._graph.tensors[tid])
+                    array = np.frombuffer(frame, dtype).reshape(shape)
+                    outputs[tid] = array.copy() if copy else array
         return {slot.tensor: outputs[slot.tensor] for slot in self.plan.outputs}
 
     def close(self) -> None:

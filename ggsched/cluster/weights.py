@@ -10,6 +10,7 @@ used, wherever they come from.
 import hashlib
 import logging
 import os
+import re
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -18,11 +19,17 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from ggsched.errors import GgschedError
+from ggsched.errors import GgschedError, UsageError
 from ggsched.interchange.mapped_file import file_behind, map_file
 from ggsched.whole_file import write_whole
 
 _LOG: Final = logging.getLogger("ggsched")
+_DIGEST_NBYTES: Final = 16
+_IS_DIGEST: Final = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_NBYTES}}}").fullmatch
+
+MIN_RANGE_NBYTES: Final = 64
+"""Fewer bytes of a file are sent and not compared: the answer to a checksum of a few bytes would
+say what they are."""
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
@@ -57,13 +64,30 @@ def offer_of(array: np.ndarray, *, with_digest: bool) -> tuple[Offer, memoryview
     """Return what is to be said of a weight, and its bytes."""
     array = np.ascontiguousarray(array)
     data = array.reshape(-1).view(np.uint8)
-    behind = file_behind(data) if data.nbytes else None
-    digest = hashlib.blake2b(data.data, digest_size=16).hexdigest() if with_digest else ""
+    behind = file_behind(data) if data.nbytes >= MIN_RANGE_NBYTES else None
+    digest = _digest_of(data) if with_digest else ""
     place: tuple[str, int, int] = ("", 0, 0)
     if behind is not None:
         place = (os.path.abspath(behind[0].path), behind[0].nbytes, behind[1])
     said = (array.dtype.str, array.shape, array.nbytes, zlib.crc32(data.data), digest)
     return Offer(*said, *place), data.data
+
+
+def _digest_of(data: Any) -> str:
+    return hashlib.blake2b(memoryview(data), digest_size=_DIGEST_NBYTES).hexdigest()
+
+
+def _require_digest(offer: Offer) -> str:
+    """Return the digest of an offer.
+
+    Raises:
+        UsageError: it is not one; the driver's text must not become a path.
+    """
+    if not _IS_DIGEST(offer.digest):
+        why = f"it has to be {2 * _DIGEST_NBYTES} hexadecimal digits"
+        hint = "install the same version of ggsched on all machines"
+        raise UsageError(f"{offer.digest!r} is not a digest", where="a weight", why=why, hint=hint)
+    return offer.digest
 
 
 class Sources:
@@ -96,9 +120,16 @@ class Sources:
         return found
 
     def sent(self, offer: Offer, data: Any) -> None:
-        """Note bytes that were sent, and keep them where that is wanted."""
+        """Note bytes that were sent, and keep them where that is wanted and they are the digest's.
+
+        Raises:
+            UsageError: the digest, which names a file, is none.
+        """
         self.nbytes["sent"] += offer.nbytes
         if self._cache is None or not offer.digest:
+            return
+        if _require_digest(offer) != _digest_of(data):
+            _LOG.warning("%s: a weight is not kept: its bytes are others", offer.digest)
             return
         target = self._cache / offer.digest
         try:
@@ -107,7 +138,7 @@ class Sources:
             _LOG.warning("%s: a weight is not kept: %s", target, error.strerror or error)
 
     def _of_file(self, name: str, offer: Offer) -> np.ndarray | None:
-        if not offer.path:
+        if not offer.path or offer.nbytes < MIN_RANGE_NBYTES or offer.offset < 0:
             return None
         path = Path(offer.path)
         for candidate in ([Path(self._models) / path.name] if self._models else []) + [path]:
@@ -124,11 +155,11 @@ class Sources:
     def _of_cache(self, offer: Offer) -> np.ndarray | None:
         if self._cache is None or not offer.digest or not offer.nbytes:
             return None
-        path = self._cache / offer.digest
+        path = self._cache / _require_digest(offer)
         data = self._map(path)
         if data is None or len(data) != offer.nbytes:
             return None
-        if hashlib.blake2b(data.data, digest_size=16).hexdigest() != offer.digest:
+        if _digest_of(data) != offer.digest:
             _LOG.warning("%s: damaged: the weight is sent again", path)
             return None
         self.nbytes["kept"] += offer.nbytes

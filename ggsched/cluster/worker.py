@@ -153,7 +153,7 @@ class Worker:
             self._is_given_up = True
             self._link.renew()
             raise DeviceFault("the run was given up", why=message.why)
-        if isinstance(message, m.Abort | _REQUESTS) and message.id > self._request:
+        if isinstance(message, m.Abort | m.Request) and message.id > self._request:
             self._stash.append((message, frames))
             raise DeviceFault("the driver was interrupted")
 
@@ -176,7 +176,7 @@ class Worker:
                 if message.run > self._run:
                     self._early[key] = _TWICE if key in self._early else frames[0]
             elif isinstance(message, m.Close) or (
-                isinstance(message, m.Abort | _REQUESTS)
+                isinstance(message, m.Abort | m.Request)
                 and (message.id > self._over or isinstance(message, m.Abort))
             ):
                 return message, frames
@@ -448,8 +448,6 @@ _HANDLERS: Final[dict[Any, Callable[[Worker, Any, Sequence[memoryview]], None]]]
     m.Calibrate: Worker._calibrate,
     m.Probe: Worker._probe,
 }
-
-_REQUESTS: Final = m.Open | m.Join | m.Bind | m.Run | m.Manage | m.Calibrate | m.Probe
 
 _TAKEN: Final = memoryview(b"")
 _TWICE: Final = memoryview(b"")
