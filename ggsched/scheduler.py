@@ -582,6 +582,11 @@ class Scheduler:
         planned = self.planned(graph, constraints)
         self._executor(planned.graph, planned.constraints)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether a machine of its devices was lost: only ``reset`` and ``close`` are legal."""
+        return self._store.is_lost
+
     def resident_nbytes(self, kind: str) -> dict[str, int]:
         """Return the bytes of resident weights, states or caches of experts by device name.
 

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ggsched.cluster.link import Link
-from ggsched.cluster.members import Member
+from ggsched.cluster.members import START_S, Member
 from ggsched.cluster.worker import Worker
 from ggsched.errors import BackendUnavailable
+from ggsched_ray.connection import connect, first_line
 
 _LOG: Final = logging.getLogger("ggsched")
-START_S: Final = 60.0
-"""How long an actor may take to start: Ray starts a process for it."""
-
-_CLUSTER: Final = "start one: ray start --head; on the others: ray start --address=HEAD:6379"
+ACTOR_VARIABLES: Final = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Of the processes of actors: older versions of Ray hide GPUs from actors that reserve none."""
 
 
 class WorkerActor:
@@ -84,8 +83,8 @@ class RayMember:
             raise BackendUnavailable(
                 "no worker could be started",
                 where=f"ray://{self.name}",
-                why=_first_line(error),
-                hint="ggsched has to be installed on every node: pip install 'ggsched[ray]'",
+                why=first_line(error),
+                hint=_remedy(error),
             ) from error
         self._ended = self._actor.serve.remote()
 
@@ -107,7 +106,7 @@ class RayMember:
         try:
             ray.get(self._ended)
         except RayError as error:
-            return _first_line(error)
+            return first_line(error)
         return "its worker ended"
 
 
@@ -117,14 +116,7 @@ def node_address() -> str:
     Raises:
         BackendUnavailable: there is no cluster.
     """
-    if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS") or "auto"
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            why = _first_line(error)
-            what = f"no Ray cluster at {address!r}"
-            raise BackendUnavailable(what, where="ray://", why=why, hint=_CLUSTER) from error
+    connect(os.environ.get("RAY_ADDRESS") or "auto")
     return str(get_node_ip_address())
 
 
@@ -143,7 +135,9 @@ def started(token: bytes, names: Sequence[str]) -> list[Member]:
             raise BackendUnavailable(
                 "no such node", where=f"ray://{name}", hint=f"nodes: {', '.join(nodes)}"
             )
-    actor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(WorkerActor)
+    actor = ray.remote(
+        num_cpus=0, max_restarts=0, max_concurrency=2, runtime_env={"env_vars": ACTOR_VARIABLES}
+    )(WorkerActor)
     members: list[RayMember] = []
     found: list[Member] = []
     skipped: list[BackendUnavailable] = []
@@ -181,5 +175,11 @@ def nodes_by_name() -> dict[str, str]:
     return {name if names.count(name) == 1 else f"{name}-{node[:6]}": node for name, node in alive}
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
+def _remedy(error: BaseException) -> str:
+    """Return what to do about a worker that cannot be started."""
+    text = str(error)
+    if "ModuleNotFoundError" in text or "ImportError" in text:
+        return "ggsched has to be installed on every node: pip install 'ggsched[ray]'"
+    if isinstance(error, GetTimeoutError):
+        return f"nothing was heard of it for {START_S:g} s: look at the node's load and network"
+    return "see whether the node is there: ray status"

@@ -8,11 +8,10 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from ggsched.errors import BackendUnavailable, GgschedError
+from ggsched_ray.connection import connect, first_line
 
 _CHUNKS: Final = 8
 """Tasks for each processor: a few, so that none waits long for the last."""
-
-_START: Final = "start one: ray start --head; on the others: ray start --address=HEAD:6379"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,11 +35,7 @@ def as_completed(
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
-    try:
-        if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        raise _unavailable(f"no Ray cluster at {address!r}", error) from error
+    connect(address)
     cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
     size = 1 + len(items) // (_CHUNKS * cores)
     run = ray.remote(num_cpus=1)(_each)
@@ -62,9 +57,7 @@ def as_completed(
 
 
 def _unavailable(what: str, error: BaseException) -> BackendUnavailable:
-    return BackendUnavailable(
-        what, why=str(error).splitlines()[0] if str(error) else "", hint=_START
-    )
+    return BackendUnavailable(what, why=first_line(error), hint="see its nodes: ray status")
 
 
 def _each(function: Callable[[T], R], items: Sequence[T]) -> list[R]:

@@ -4,13 +4,11 @@ What the contract names passes: errors of ggsched. Anything else that a call rai
 included, and a result that is not what the contract says, is a defect of the plug-in.
 """
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import CodeType
 from typing import TypeVar
 
+from ggsched.backend.interrupts import is_interrupt
 from ggsched.backend.plugins import REPORT, require_members
 from ggsched.errors import BackendBroken, GgschedError, OutOfDeviceMemory
 
@@ -66,32 +64,6 @@ def plugin_faults(where: str, what: str) -> Iterator[None]:
         if is_interrupt(error):
             raise
         raise broken_by(where, what, error) from error
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether an error comes from outside of the call that it left: from a handler of a signal.
-
-    It is the call's own otherwise. ``KeyboardInterrupt`` is one whoever raises it.
-    """
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return True
-    codes = {code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    traced = error.__traceback__
-    while traced is not None and codes:
-        if traced.tb_frame.f_code in codes:
-            return True
-        traced = traced.tb_next
-    return False
-
-
-def code_of(handler: object) -> CodeType | None:
-    """Return the code of a Python function, method, partial or callable object."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    if callable(handler) and not hasattr(handler, "__code__"):
-        handler = handler.__call__
-    code = getattr(handler, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def broken_by(where: str, what: str, error: BaseException) -> GgschedError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
+from ggsched.backend.interrupts import is_interrupt
 from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device
 from ggsched.backend.timeouts import event_timeout, start_thread
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory
@@ -212,9 +213,9 @@ def guarded(where: str, doing: str, call: Callable[[], T]) -> T:
             error.where = where
             error.args = (error.one_line(),)
         raise
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
     except BaseException as error:
+        if is_interrupt(error):  # SystemExit of a handler of SIGTERM, for example
+            raise
         text = " ".join(str(error).split())
         raise BackendBroken(
             f"{doing} raised {type(error).__name__}" + (f": {text}" if text else ""),

@@ -10,7 +10,7 @@ from rich.text import Text
 from ggsched.backend.registry import BackendStatus, DeviceStatus, discover
 from ggsched.cli.console import output, write_json
 from ggsched.cli.options import json_option
-from ggsched.cli.topology_file import topology_here
+from ggsched.cli.topology_file import topology_here, topology_of
 from ggsched.config import Settings
 from ggsched.printable import write_err
 from ggsched.topology.caps import DeviceFacts
@@ -30,14 +30,19 @@ MAX_NAMED: Final = 4
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[DEVICE]...")
 @json_option
 @click.pass_obj
-def devices(settings: Settings, /, as_json: bool) -> None:
+def devices(settings: Settings, /, names: tuple[str, ...], as_json: bool) -> None:
     """Show which devices are usable, and why the others are not.
 
     GGSCHED_BACKENDS restricts and orders the backends. With --json also the topology of what is
-    usable, for 'ggsched plan --topology' on another machine.
+    usable, for 'ggsched plan --topology' on another machine. Where devices are named, such as
+    'ray://' for those of a cluster, these are opened and shown.
     """
+    if names:
+        _show_named(names, settings, as_json)
+        return
     statuses = discover(allow=settings.backends)
     if as_json:
         backends = [status.to_json() for status in statuses]
@@ -55,8 +60,30 @@ def devices(settings: Settings, /, as_json: bool) -> None:
             write_err(status.traceback)
 
 
+def _show_named(names: Sequence[str], settings: Settings, as_json: bool) -> None:
+    topology = topology_of(names, settings)
+    if as_json:
+        write_json({"topology": topology.to_json()})
+        return
+    grid = _grid()
+    for facts in topology.devices:
+        grid.add_row(facts.name, _state("ready"), *_facts(facts))
+    output().print(grid)
+
+
 def table(statuses: Sequence[BackendStatus]) -> Table:
     """Return a table with a row for each device, and for each backend without any."""
+    grid = _grid()
+    for status in statuses:
+        brought_by = " ".join((status.distribution, status.version)).strip()
+        if not status.devices:
+            grid.add_row(status.name, _state(state_of(status)), "", "", "", brought_by)
+        for device in status.devices:
+            grid.add_row(device.name, _state(device.state), *_facts(device.facts))
+    return grid
+
+
+def _grid() -> Table:
     grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     grid.add_column("device", no_wrap=True)
     grid.add_column("state", no_wrap=True)
@@ -64,12 +91,6 @@ def table(statuses: Sequence[BackendStatus]) -> Table:
     grid.add_column("memory", justify="right", no_wrap=True)
     grid.add_column("streams", justify="right", no_wrap=True)
     grid.add_column("description", overflow="fold")  # the one that gives way
-    for status in statuses:
-        brought_by = " ".join((status.distribution, status.version)).strip()
-        if not status.devices:
-            grid.add_row(status.name, _state(state_of(status)), "", "", "", brought_by)
-        for device in status.devices:
-            grid.add_row(device.name, _state(device.state), *_facts(device.facts))
     return grid
 
 

@@ -1,7 +1,9 @@
 """``ggsched run``: run a model file over devices."""
 
+import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -27,7 +29,7 @@ from ggsched.cli.run_stats import measured_lines, pipeline_line, session_stats, 
 from ggsched.cli.sampling_options import sampling_options, take_sampling
 from ggsched.cli.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched.config import Settings
-from ggsched.errors import UsageError
+from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.models.default_devices import GENERATED
 from ggsched.models.generation import tokens_at_most
 from ggsched.models.stop_text import StopText
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ggsched.models.session import Session
     from ggsched.trace.recorder import Recorder
 
+_LOG: Final = logging.getLogger("ggsched")
 
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _ESCAPE: Final = re.compile(r"""\\([ntr\\'"])""")
@@ -179,10 +182,15 @@ def run(
     with (
         recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
-        open_session(
-            wanted, settings, progress, recorder, expected=None if chat else expected
-        ) as session,
+        ExitStack() as stack,
     ):
+        session, retries = _opened(
+            lambda: open_session(
+                wanted, settings, progress, recorder, expected=None if chat else expected
+            ),
+            retries,
+        )
+        stack.enter_context(session)
         if chat:
             from ggsched.cli.chat import Talk, converse
 
@@ -220,6 +228,18 @@ def run(
             pipelined = pipeline_line(stats, options["pipelining"])
             for line in filter(None, (stats_line(stats), *measured_lines(stats), pipelined)):
                 messages().print(line, soft_wrap=False)
+
+
+def _opened(opener: Callable[[], "Session"], retries: int) -> tuple["Session", int]:
+    """Return a session, opened again after a fault, and how many faults may still come."""
+    while True:
+        try:
+            return opener(), retries
+        except (DeviceFault, SyncTimeout) as error:
+            if not retries:
+                raise
+            _LOG.warning("%s; starting again", error.one_line())
+        retries -= 1
 
 
 def _are_elsewhere(devices: Sequence[str] | None) -> bool:

@@ -1,9 +1,11 @@
 """The ``stats`` object of ``ggsched run --json``, and its form for people."""
 
+import logging
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ggsched.cli.expert_stats import expert_lines, expert_stats
+from ggsched.errors import DeviceFault, SyncTimeout
 from ggsched.plan.stats import plan_stats
 from ggsched.units import nbytes_text as nbytes
 from ggsched.units import rate_text, seconds_text
@@ -11,6 +13,8 @@ from ggsched.units import rate_text, seconds_text
 if TYPE_CHECKING:
     from ggsched.models.session import Session
     from ggsched.plan.bundle import Plan
+
+_LOG: Final = logging.getLogger("ggsched")
 
 
 def session_stats(session: "Session") -> dict[str, Any]:
@@ -31,8 +35,8 @@ def session_stats(session: "Session") -> dict[str, Any]:
         "batches": timing.batches,
         "tokens_per_s": _rate(timing.decode_tokens, timing.decode_s),
         "prompt_tokens_per_s": _rate(timing.prompt_tokens, timing.prompt_s),
-        "weight_bytes": session.scheduler.resident_nbytes("weight"),
-        "state_bytes": session.scheduler.resident_nbytes("state"),
+        "weight_bytes": _resident(session, "weight"),
+        "state_bytes": _resident(session, "state"),
     }
     if session.default_devices is not None:
         out["default_devices"] = asdict(session.default_devices)
@@ -66,6 +70,15 @@ def session_stats(session: "Session") -> dict[str, Any]:
     if measured:
         out["streams_measured"] = [asdict(m) for m in measured]
     return out
+
+
+def _resident(session: "Session", kind: str) -> dict[str, int]:
+    """Return resident bytes; none where a machine does not answer: the result is there already."""
+    try:
+        return session.scheduler.resident_nbytes(kind)
+    except (DeviceFault, SyncTimeout) as error:
+        _LOG.warning("the result is complete, statistics are not: %s", error.one_line())
+        return {}
 
 
 def measured_lines(stats: dict[str, Any]) -> list[str]:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from ggsched.cli.files import read_bytes
 from ggsched.cli.options import option
-from ggsched.config import Settings
+from ggsched.config import Settings, exported
 from ggsched.errors import GgschedError
 
 if TYPE_CHECKING:
     from ggsched.backend.protocols import Device
+    from ggsched.topology.model import Topology
 
 topology_option = option(
     "--topology",
@@ -43,17 +44,25 @@ def written_devices(
 
 def topology_here(settings: Settings) -> dict[str, Any] | None:
     """Return the topology of all usable devices as plain data; None where none is usable."""
+    try:
+        return topology_of(None, settings).to_json()
+    except GgschedError:
+        return None  # the statuses say why
+
+
+def topology_of(names: Sequence[str] | None, settings: Settings) -> "Topology":
+    """Return the topology of devices, which are opened for it; of all usable ones for None.
+
+    Raises:
+        GgschedError: one of them cannot be opened.
+    """
     from ggsched.backend.probe import probe
     from ggsched.backend.registry import open_devices
 
+    with exported(settings):
+        devices = open_devices(names, allow=settings.backends)
     try:
-        devices = open_devices(allow=settings.backends)
-    except GgschedError:
-        return None  # the statuses say why
-    try:
-        return probe(devices).to_json()
-    except GgschedError:
-        return None
+        return probe(devices)
     finally:
         for device in devices:
             with suppress(GgschedError):

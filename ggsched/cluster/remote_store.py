@@ -74,6 +74,11 @@ class RemoteStore:
         return self.group.driver
 
     @property
+    def is_lost(self) -> bool:
+        """Whether a machine was lost or the session was closed."""
+        return self.driver.is_over
+
+    @property
     def names(self) -> frozenset[str]:
         """Names of the weights and states of all plans so far."""
         return frozenset(self._kinds)

@@ -138,15 +138,17 @@ def _fed(
     Returns:
         The next token or the logits, and how many faults may still come.
     """
+    has_failed = False
     while True:
         try:
-            return feed(tokens), retries
+            if has_failed:  # what is set up anew may fail likewise
+                session._restart()
+            return feed(known if has_failed else tokens), retries
         except (DeviceFault, SyncTimeout) as error:
             if not retries:
                 raise
             _LOG.warning("%s; going on from %d tokens", error.one_line(), len(known))
-        session._restart()
-        tokens, retries = known, retries - 1
+        has_failed, retries = True, retries - 1
 
 
 def _checked_retries(session: FedSequence, retries: int) -> int:

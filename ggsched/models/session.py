@@ -377,7 +377,7 @@ class Session:
 
     @guarded(is_open=True)
     def reset(self) -> None:
-        """Forget the sequence.
+        """Forget the sequence; after the loss of a machine, also start on those that are left.
 
         What it left in the cache is masked, so it need not be cleared; only numbers that are not
         finite would get through, because zero times infinity is not zero. They are cleared, at once
@@ -390,7 +390,10 @@ class Session:
             ...     session.n_past
             0
         """
-        self._reset()
+        if self.scheduler.is_lost:
+            self._restart()
+        else:
+            self._reset()
 
     def _reset(self) -> None:
         self._n_past = 0

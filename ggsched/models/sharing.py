@@ -1,5 +1,6 @@
 """A model that devices share layer by layer: what a session does differently for it."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -26,7 +27,10 @@ from ggsched.passes.shard.names import part_of
 from ggsched.passes.shard.place import ByParticipant
 from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.topology.caps import DeviceFacts, reads_peer
+from ggsched.topology.cost import machine_of
 from ggsched.topology.model import Topology
+
+_LOG: Final = logging.getLogger("ggsched")
 
 LANES: Final = 2
 """With more, each of which needs memory of its own, products wait for each other."""
@@ -57,6 +61,7 @@ class Sharing:
         """
         spec = copied_output(spec) if spec.is_tied else spec
         who = find_participants(devices, options.offload.tensor_split, options.group_size)
+        _warn_of_crossings(who, devices)
         shards = replace(split_model(spec, who), peers=_peers(who, devices))
         return cls(spec, who, shards)
 
@@ -161,3 +166,16 @@ def sharing_options(options: SessionOptions, shared: Sharing) -> SessionOptions:
     is_chosen = may_join or options.pipelining == "on"
     pipelining = options.pipelining if is_chosen else "off"
     return replace(options, offload=offload, pipelining=pipelining)
+
+
+def _warn_of_crossings(who: Participants, devices: Sequence[DeviceFacts]) -> None:
+    """Warn where devices of several machines share layers: each waits for messages twice."""
+    for group in who.groups:
+        shared = [devices[who.devices[i]] for i in group]
+        if len({machine_of(facts) for facts in shared}) > 1:
+            names = ", ".join(facts.name for facts in shared)
+            _LOG.warning(
+                "devices of several machines share layers, and exchange sums in each of them: %s "
+                "(name the devices of a machine together, and as many of each as --tensor-group)",
+                names,
+            )

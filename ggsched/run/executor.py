@@ -14,8 +14,9 @@ from weakref import ref
 import numpy as np
 
 from ggsched.backend.fill import fill
+from ggsched.backend.interrupts import is_interrupt
 from ggsched.backend.patience import doing, wait_patiently
-from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of
+from ggsched.backend.plugin_calls import broken_by, name_of
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show

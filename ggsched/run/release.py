@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of
+from ggsched.backend.interrupts import is_interrupt
+from ggsched.backend.plugin_calls import broken_by, name_of
 from ggsched.errors import GgschedError
 
 

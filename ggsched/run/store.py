@@ -14,9 +14,10 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import aligned_bytes
+from ggsched.backend.interrupts import is_interrupt
 from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
 from ggsched.backend.patience import progress_of, wait_patiently
-from ggsched.backend.plugin_calls import broken_by, is_interrupt, name_of, plugin_call
+from ggsched.backend.plugin_calls import broken_by, name_of, plugin_call
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
 from ggsched.interchange.dlpack_import import check_array
@@ -124,6 +125,9 @@ class TensorStore:
     def streams(self) -> tuple[Stream, ...]:
         """All streams that were made."""
         return tuple(self._streams.values())
+
+    is_lost: Final = False
+    """Whether a machine of the devices was lost; see ``RemoteStore``."""
 
     def progress(self) -> object:
         """Return a value that changes while any stream progresses."""

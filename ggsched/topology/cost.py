@@ -183,8 +183,8 @@ _NETWORK: Final = Link(60e-6, 1.1e9)
 
 def machine_of(facts: DeviceFacts) -> str:
     """Return the machine of a device as names say it, ``ray://red`` of ``ray://red/cpu:0``."""
-    machine, slash, _ = facts.name.rpartition("/")
-    return machine if slash and "://" in machine else ""
+    scheme, separator, rest = facts.name.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if separator else ""
 
 
 def machines_of(topology: Topology) -> tuple[str, ...]:

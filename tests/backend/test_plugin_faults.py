@@ -1,6 +1,7 @@
 """What plug-ins do wrong is reported as theirs, wherever it shows."""
 
 import json
+import signal
 import sys
 import threading
 from importlib import metadata
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
-from ggsched.backend.plugins import in_time
+from ggsched.backend.plugins import guarded, in_time
 from ggsched.backend.probe import probe
 from ggsched.backend.registry import MAX_DEVICES, discover, open_devices
 from ggsched.cli.main import main
@@ -238,3 +239,20 @@ def test_two_distributions_with_one_name(installed, capsys, caplog):
     device.close()
     assert "first-dist" in caplog.text
     assert "second-dist" in caplog.text
+
+
+def test_an_exit_by_a_signal_is_no_fault_of_the_plug_in():
+    """A handler of SIGTERM, such as Ray's, raises ``SystemExit`` wherever the process is."""
+
+    def leave(*_):
+        raise SystemExit(7)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit) as left:
+            guarded("ray", "opening it", lambda: signal.raise_signal(signal.SIGTERM))
+        assert left.value.code == 7
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(BackendBroken, match="opening it raised SystemExit: 7"):
+        guarded("ray", "opening it", leave)

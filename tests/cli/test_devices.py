@@ -7,6 +7,7 @@ from rich.cells import cell_len
 from ggsched.backend import registry
 from ggsched.cli import devices as devices_command
 from ggsched.cli.main import main
+from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable
 from tests.backend.stubs import StubBackend, point, raising
 
@@ -144,3 +145,26 @@ def test_colours_on_a_terminal_only(plugins, monkeypatch, variable, coloured):
     os.close(leader)
     assert "fast:0" in written
     assert ("\x1b[32m" in written) is coloured
+
+
+def test_devices_of_a_cluster(monkeypatch, capsys):
+    """Named, such as ``ray://``, they are opened to be shown."""
+    from tests.cluster.workers import Members
+
+    def opened(names, allow=None):
+        assert names == ("threads://",)
+        return open_group(Members("a", "b").start, backends=("cpu",), timeout_s=20)
+
+    monkeypatch.setattr(registry, "open_devices", opened)
+    assert main(["devices", "threads://"]) == 0
+    out = capsys.readouterr().out
+    assert "threads://a/cpu:0" in out
+    assert "threads://b/cpu:0" in out
+    assert main(["devices", "threads://", "--json"]) == 0
+    topology = json.loads(capsys.readouterr().out)["topology"]
+    assert [d["name"] for d in topology["devices"]] == ["threads://a/cpu:0", "threads://b/cpu:0"]
+
+
+def test_a_device_that_is_named_and_not_there(capsys):
+    assert main(["devices", "cpu:99"]) == 2
+    assert "cpu:99" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_no_usable_device_is_no_topology(call, monkeypatch):
     assert json.loads(out)["topology"] is None
 
 
-def none_usable(**options):
+def none_usable(*_, **options):
     from ggsched.errors import BackendUnavailable
 
     raise BackendUnavailable("nothing here")

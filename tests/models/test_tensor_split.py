@@ -18,6 +18,7 @@ from ggsched.models.fit import FitRequest
 from ggsched.models.load import load_model
 from ggsched.models.offload import Offload, OverrideRule, copied_output
 from ggsched.models.session import Session, SessionOptions
+from ggsched.models.sharing import Sharing
 from ggsched.models.tensor_split import find_participants, split_model
 from ggsched.passes.shard.layout import Split, Whole
 from ggsched.passes.shard.names import part_of
@@ -347,3 +348,13 @@ def test_unknown_modes_are_refused():
         SessionOptions(split_mode="row").check()
     with pytest.raises(UsageError, match="--tensor-group 2 with -sm layer"):
         SessionOptions(group_size=2).check()
+
+
+@pytest.mark.parametrize(("size", "crosses"), [(2, False), (4, True)])
+def test_a_group_that_crosses_machines_is_warned_of(size, crosses, caplog):
+    names = ("ray://a/gpu:0", "ray://a/gpu:1", "ray://b/gpu:0", "ray://b/gpu:1")
+    devices = [replace(f, name=name) for f, name in zip(facts(4), names, strict=True)]
+    spec = spec_of(replace(LLAMA_8B, n_layer=2), BF16)
+    options = SessionOptions(split_mode="tensor", group_size=size)
+    Sharing.of(spec, devices, options)
+    assert ("devices of several machines share layers" in caplog.text) == crosses

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ggsched
-from ggsched.backend.plugin_calls import is_interrupt
+from ggsched.backend.interrupts import is_interrupt
 from ggsched.config import Settings
 from ggsched.errors import BackendBroken, UsageError
 from ggsched.ir.builder import GraphBuilder
