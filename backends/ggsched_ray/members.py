@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ggsched.cluster.link import Link
 from ggsched.cluster.members import START_S, Member
-from ggsched.cluster.worker import Worker
+from ggsched.cluster.worker import Warnings, Worker
 from ggsched.errors import BackendUnavailable
 from ggsched_ray.connection import connect, first_line
 
@@ -54,7 +54,7 @@ class WorkerActor:
             return
         self._address = link.address
         self._is_listening.set()
-        Worker(link).serve()
+        Worker(link, warnings=Warnings()).serve()
 
 
 class RayMember:

@@ -14,6 +14,7 @@ by these alone. A request ends within the timeout after the last progress:
 A beat says what was so up to two periods ago, so that a worker's own timeout comes first.
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from ggsched.plan.parts import Part
 from ggsched.topology.codec import topology_to_text
 from ggsched.topology.model import Topology
 
+_LOG: Final = logging.getLogger("ggsched")
 LOOK_S: Final = 0.1
 """How often the driver looks whether all workers are there, while it waits."""
 
@@ -354,6 +356,9 @@ class _Answers:
         if worker not in addresses:
             return
         machine = addresses.index(worker)
+        if isinstance(message, m.Warned):
+            for text in message.texts:
+                _LOG.warning("%s: %s", self._d.where(machine), text)
         if machine not in self._pending:
             if isinstance(message, m.Wanted):
                 self._give(machine, message)

@@ -300,6 +300,18 @@ class Wanted(Message, frozen=True, tag="wanted"):
     sent: bool = False
 
 
+class Warned(Message, frozen=True, tag="warned"):
+    """To the driver, in front of an answer: what the worker's process has warned of.
+
+    Attributes:
+        worker: Address.
+        texts: One for each warning.
+    """
+
+    worker: str
+    texts: tuple[str, ...]
+
+
 class Beat(Message, frozen=True, tag="beat"):
     """To the driver, every now and then: a worker is there.
 
@@ -337,6 +349,7 @@ Any_ = (
     | Done
     | Failed
     | Wanted
+    | Warned
     | Beat
 )
 """Every message."""

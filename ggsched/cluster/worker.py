@@ -5,11 +5,13 @@
 A worker ends when the driver closes it, or when the process that started it is gone.
 """
 
+import logging
 import os
 import sys
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
@@ -49,6 +51,9 @@ from ggsched.trace.tracing import traced
 POLL_S: Final = 0.2
 """How often a worker that waits looks whether its driver is still there."""
 
+MAX_WARNINGS: Final = 100
+MAX_WARNING_CHARS: Final = 1000
+
 EXCLUDED: Final = ("ray", "sim")
 """Backends that are no devices of a machine."""
 
@@ -63,10 +68,16 @@ class Worker:
     Args:
         link: Its end.
         is_alone: Whether the process that started it is gone.
+        warnings: Keeps what the process warns of, for the driver; None where that is the driver's.
     """
 
-    def __init__(self, link: Link, is_alone: Callable[[], bool] = lambda: False) -> None:
-        self._link, self._is_alone = link, is_alone
+    def __init__(
+        self,
+        link: Link,
+        is_alone: Callable[[], bool] = lambda: False,
+        warnings: "Warnings | None" = None,
+    ) -> None:
+        self._link, self._is_alone, self._warnings = link, is_alone, warnings
         self._driver = ""
         self._devices: list[Device] = []
         self._store: TensorStore | None = None
@@ -213,7 +224,14 @@ class Worker:
         notes = tuple(getattr(error, "__notes__", ()))
         said = (error.what, error.where, error.why, error.hint, notes, self._is_given_up)
         kind = type(error).__name__
-        self._link.send(self._driver, m.Failed(request, self._link.address, kind, *said))
+        self._reply(m.Failed(request, self._link.address, kind, *said))
+
+    def _reply(self, answer: m.Any_, *frames: Any) -> None:
+        """Send an answer, behind the warnings so far."""
+        texts = () if self._warnings is None else self._warnings.taken()
+        if texts:
+            self._link.send(self._driver, m.Warned(self._link.address, texts))
+        self._link.send(self._driver, answer, *frames)
 
     def _open(self, message: m.Open, _frames: Sequence[memoryview]) -> None:
         self._driver = message.driver
@@ -230,9 +248,7 @@ class Worker:
         self._steps()
         free = tuple(free_nbytes(d) for d in self._devices)
         topology = topology_to_text(probe(self._devices))
-        self._link.send(
-            self._driver, m.Opened(message.id, self._link.address, m.version(), topology, free)
-        )
+        self._reply(m.Opened(message.id, self._link.address, m.version(), topology, free))
 
     def _join(self, message: m.Join, _frames: Sequence[memoryview]) -> None:
         self._release()
@@ -341,7 +357,7 @@ class Worker:
             store.release([n for n in message.names if n in store.names])
         elif message.what == "clear":
             store.clear_states()
-        self._link.send(self._driver, m.Done(message.id, self._link.address, sizes))
+        self._reply(m.Done(message.id, self._link.address, sizes))
 
     def _weight(self, name: str) -> np.ndarray:
         """Return a weight from where this machine has it, or else as the driver sends it."""
@@ -379,7 +395,7 @@ class Worker:
             raise failures[0]
 
     def _done(self, request: int, *frames: Any) -> None:
-        self._link.send(self._driver, m.Done(request, self._link.address), *frames)
+        self._reply(m.Done(request, self._link.address), *frames)
 
     def _require_store(self) -> TensorStore:
         if self._store is None:
@@ -454,6 +470,23 @@ _TWICE: Final = memoryview(b"")
 """In the place of a message that was taken, and of one that came twice before its run."""
 
 
+class Warnings(logging.Handler):
+    """Keeps what this process warns of, from now on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._texts: deque[str] = deque(maxlen=MAX_WARNINGS)
+        logging.getLogger("ggsched").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See ``logging.Handler``."""
+        self._texts.append(record.getMessage()[:MAX_WARNING_CHARS])
+
+    def taken(self) -> tuple[str, ...]:
+        """Return what was kept, once."""
+        return tuple(self._texts.popleft() for _ in range(len(self._texts)))
+
+
 class _Steps:
     """Counts what a worker has done: the progress of its requests."""
 
@@ -521,7 +554,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.Thread(target=watch, name="ggsched parent", daemon=True).start()
     sys.stdout.write(link.address + "\n")
     sys.stdout.flush()
-    Worker(link, gone.is_set).serve()
+    Worker(link, gone.is_set, Warnings()).serve()
     return 0
 
 

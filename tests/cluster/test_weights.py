@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ggsched import Scheduler
+from ggsched.cluster.local import local_start
 from ggsched.cluster.remote_devices import open_group
 from ggsched.cluster.weights import Sources, offer_of
 from ggsched.config import Settings
@@ -14,6 +15,7 @@ from ggsched.interchange.mapped_file import map_file
 from ggsched.models.load import load_model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.run.release import close_all
+from tests.cluster.kills import VARIABLES
 from tests.cluster.test_sessions import alone, homes, model
 from tests.cluster.workers import Members
 from tests.models.helpers import ORACLE
@@ -97,3 +99,19 @@ def test_only_a_file_with_the_same_bytes_is_used(harm, tmp_path, caplog):
     if found is not None:
         np.testing.assert_array_equal(found.view(np.uint8).reshape(-1), data[64:192])
         assert sources.nbytes == {"own file": 128}
+
+
+def test_what_a_machine_warns_of_is_said_by_the_driver(tmp_path, caplog, capfd):
+    (tmp_path / "file").touch()
+    kept = {**VARIABLES, "GGSCHED_WEIGHT_CACHE": str(tmp_path / "file" / "kept")}
+    graph, weights, inputs = model(2)
+    devices = open_group(local_start(["a"], kept), backends=("cpu",), timeout_s=20)
+    try:
+        with Scheduler(devices, weights=weights, settings=CPU) as scheduler:
+            scheduler.run(graph, inputs)
+    finally:
+        close_all(devices)
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [w for w in warned if w.startswith("local://a: ")] == warned
+    assert sum("a weight is not kept: Not a directory" in w for w in warned) == 2
+    assert "not kept" not in capfd.readouterr().err
