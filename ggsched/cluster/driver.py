@@ -377,7 +377,11 @@ class _Answers:
             error = self._error(machine, message)
             (self._echoes if message.is_echo else self._errors).append(error)
             self._give_up(error)
-        elif isinstance(message, self._kind) and message.id == self._number:
+        elif (
+            isinstance(message, m.Done | m.Opened)
+            and isinstance(message, self._kind)
+            and message.id == self._number
+        ):
             self._pending.discard(machine)
             self._found[machine] = (message, frames)
 
