@@ -1,7 +1,7 @@
 """The connection to a cluster, made in bounded time."""
 
-import os
 import socket
+from contextlib import suppress
 from typing import Final
 
 import ray
@@ -31,8 +31,8 @@ def connect(address: str) -> None:
         return
     try:
         _require_answer(address)
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else Ray's log surrounds an error
         ray.init(address=address, log_to_driver=False, logging_level="CRITICAL")
+        _stop_printing()
     except (OSError, RuntimeError, ValueError, RayError) as error:
         what = f"no Ray cluster at {address!r}"
         raise BackendUnavailable(
@@ -43,6 +43,23 @@ def connect(address: str) -> None:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error of Ray that says anything."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")
+
+
+def _stop_printing() -> None:
+    """End Ray's thread that prints logs of lost nodes into stdout, as Ray does when it ends.
+
+    Ray has no option for it. A version without these names prints on.
+    """
+    with suppress(AttributeError):
+        worker = ray._private.worker.global_worker
+        stop, source, printer = (
+            worker.threads_stopped,
+            worker.gcs_error_subscriber,
+            worker.listener_thread,
+        )
+        stop.set()
+        source.close()
+        printer.join(ANSWER_S)
 
 
 def _require_answer(address: str) -> None:

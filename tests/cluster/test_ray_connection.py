@@ -3,6 +3,7 @@
 import socket
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,3 +86,20 @@ def test_only_what_is_not_installed_is_to_be_installed(text, hint):
 
 def test_actors_see_the_gpus_of_their_node():
     assert ACTOR_VARIABLES["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
+
+
+def test_the_thread_that_prints_logs_of_nodes_is_ended(monkeypatch):
+    """It writes into stdout, between the results."""
+    stop, closed = threading.Event(), threading.Event()
+    printer = threading.Thread(target=closed.wait)
+    printer.start()
+    source = SimpleNamespace(close=closed.set)
+    worker = SimpleNamespace(
+        threads_stopped=stop, gcs_error_subscriber=source, listener_thread=printer
+    )
+    monkeypatch.setattr("ray._private.worker.global_worker", worker)
+    connection._stop_printing()
+    assert stop.is_set()
+    assert not printer.is_alive()
+    monkeypatch.setattr("ray._private.worker.global_worker", SimpleNamespace())
+    connection._stop_printing()  # another version of Ray
