@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from ggsched import Scheduler
+from ggsched.cluster import messages as m
 from ggsched.cluster.link import Link
+from ggsched.cluster.pings import Pinger
 from ggsched.cluster.remote_devices import open_group
+from ggsched.cluster.stream import TOKEN_NBYTES
 from ggsched.cluster.worker import Ended
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, SyncTimeout
@@ -21,7 +24,7 @@ from ggsched.testing.sim.transport import Fault, FaultKind, SimTransport
 from tests.cluster.test_sessions import alone, homes, model
 from tests.cluster.workers import Members
 
-TIMEOUT_S = 4.0
+TIMEOUT_S, TOKEN = 4.0, bytes(range(TOKEN_NBYTES))
 LATEST_S = 3 * TIMEOUT_S + 3
 """Without progress for the timeout and two beats, then twice the timeout to give up."""
 
@@ -164,3 +167,18 @@ def test_long_work_that_gets_on_is_no_failure(monkeypatch):
             devices[0].group.driver.calibrate(0, 1.0)
         for device in devices:
             device.close()
+
+
+def test_a_ping_ends_while_other_messages_come():
+    with SimTransport() as net:
+        here, there = Link("here", TOKEN, net), Link("there", TOKEN, net)
+
+        def beat():
+            for number in range(20):
+                net.wait(lambda: False, TIMEOUT_S / 8)
+                there.send(here.address, m.Beat(there.address, -1, number))
+
+        net.thread(beat, "beat")
+        with pytest.raises(DeviceFault, match="does not answer within 4 s"):
+            Pinger(here, TIMEOUT_S).offset(there.address)
+        assert net.now() <= TIMEOUT_S + 1

@@ -60,3 +60,16 @@ def test_a_worker_that_cannot_start(monkeypatch, is_early):
     start = local_start(["a"], {"PYTHONPATH": "", "PYTHONHOME": "/nowhere"})
     with pytest.raises(BackendUnavailable, match="a: the worker ended: exit code 1"):
         open_group(start)
+
+
+def test_a_worker_that_never_listens(monkeypatch):
+    """Its process is there, and says nothing."""
+    monkeypatch.setattr("ggsched.cluster.local.START_S", 0.0)
+    start_process = subprocess.Popen
+
+    def silent(_, **options):
+        return start_process([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+
+    monkeypatch.setattr("ggsched.cluster.local.subprocess.Popen", silent)
+    with pytest.raises(BackendUnavailable, match="a: the worker does not listen after 0 s"):
+        open_group(local_start(["a"]))

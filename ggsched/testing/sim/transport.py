@@ -105,7 +105,8 @@ class SimTransport:
             Stuck: one waits for what cannot come.
         """
         if kind is None:
-            self.wait(lambda: not self._waiting)
+            first = self._local.task
+            self.wait(lambda: all(task is first for task in self._waiting))
         with self._changed:
             self._is_stuck = True
             self._changed.notify_all()
