@@ -45,7 +45,7 @@ class Reader:
 
     Attributes:
         is_member: Whether a token of the session has been read.
-        read_nbytes: Bytes that were read.
+        read_nbytes: Bytes that were read since.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Reader:
             raise Ended from error
         if count == 0:
             raise Ended
-        self.read_nbytes += count
+        if self.is_member:  # a stranger's bytes are no progress
+            self.read_nbytes += count
         direct = min(count, len(self._place))
         self._filled(direct)
         ahead = self._ahead[: count - direct]
