@@ -14,7 +14,7 @@ from ggsched.importers.torch import (  # noqa: F401
     ops_products,
     ops_reductions,
 )
-from ggsched.importers.torch.call import CONVERTERS, Results, convert, plain
+from ggsched.importers.torch.call import CONVERTERS, Layout, Results, convert, plain
 from ggsched.importers.torch.types import array_of, name_of
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import user_ops
@@ -106,7 +106,8 @@ class Walk:
         used = _used(node) if _is_several(node) else None
         schema = getattr(node.target, "_schema", None)
         names = [a.name for a in schema.arguments] if schema is not None else []
-        return convert(target, self.emit, where, args, dict(kwargs), used, names)
+        layout = _layout(node.args[0]) if "as_strided" in target else None
+        return convert(target, self.emit, where, args, dict(kwargs), used, names, layout)
 
     def _higher(self, name: str, args: Sequence[Any], where: str, depth: int) -> Results:
         if name != "cond":
@@ -154,6 +155,20 @@ def _has_values(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_has_values, value))
     return isinstance(value, (Const, Tensor))
+
+
+def _layout(node: Any) -> Layout | None:
+    """Return where the tensor of a node lay in memory when it was traced."""
+    value = getattr(node, "meta", {}).get("val")
+    if value is None:
+        return None
+    extents, strides = (tuple(map(_traced, v)) for v in (value.shape, value.stride()))
+    return Layout(extents, strides, _traced(value.storage_offset()))
+
+
+def _traced(n: Any) -> int:
+    """Return an extent, or what a symbol stood for when the program was traced."""
+    return n if isinstance(n, int) else int(n.node.hint)
 
 
 def _is_several(node: Any) -> bool:
