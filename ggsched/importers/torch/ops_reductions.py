@@ -155,7 +155,7 @@ def _searchsorted(
 def _cdist(c: Call, x1: Value, x2: Value, p: float = 2.0, compute_mode: int | None = None) -> Value:
     rows, columns = x1.shape[-2], x2.shape[-2]
     kind = x1.dtype.name
-    many = compute_mode == 1 or compute_mode in (None, 0) and max(rows, columns) > MANY_ROWS
+    many = compute_mode == 1 or (compute_mode in (None, 0) and max(rows, columns) > MANY_ROWS)
     if p == 2 and many:  # as PyTorch: by a product
         squares = [
             c.nd("reduce_sum", c.nd("mul", x, x), axes=(-1,), keepdims=True) for x in (x1, x2)
