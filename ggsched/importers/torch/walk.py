@@ -1,12 +1,13 @@
 """Goes through the nodes of an ``torch.fx`` graph in order and converts each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from ggsched.errors import ModelError
-from ggsched.importers.common.emit import Const, Emitter, Value
+from ggsched.errors import GgschedError, ModelError
+from ggsched.importers.common.emit import Const, Emitter, Value, not_supported
 from ggsched.importers.torch import (  # noqa: F401
     ops_elements,  # all register converters
     ops_indexing,
@@ -202,6 +203,66 @@ def is_supported(node: Any) -> bool:
         or getattr(node.target, "__name__", "") in (*_MODES, "cond")
         or (name.count(".") > 1 and base.rpartition(".")[2] in {op.name for op in user_ops()})
     )
+
+
+def is_convertible(node: Any) -> bool:
+    """Whether a node can be converted alone, as far as the traced shapes and types say."""
+    if node.op != "call_function" or not is_supported(node):
+        return False
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    emit, known = Emitter("trial"), {}
+    try:
+        for given in node.all_input_nodes:
+            known[given] = _stand_in(emit, given)
+        Walk(emit)._node(node, known, 0)
+    except GgschedError:
+        return False
+    return True
+
+
+def _stand_in(emit: Emitter, node: Any) -> Any:
+    """Return a value of the type and shape that a node had when it was traced."""
+    value = node.meta.get("val")
+    if hasattr(value, "dtype"):
+        return emit.g.input(node.name, tuple(map(_traced, value.shape)), name_of(value.dtype))
+    return _traced(value) if hasattr(value, "node") else value
+
+
+def check_ops(module: Any) -> None:
+    """Refuse a graph with ops that are not supported, and name all of them.
+
+    Branches of ``cond`` are left out: one with a known condition is never converted.
+
+    Args:
+        module: A ``torch.fx.GraphModule``.
+
+    Raises:
+        ModelError: there are such ops.
+    """
+    nodes = [node for node in _calls(module) if not is_supported(node)]
+    missing = Counter(str(node.target) for node in nodes)
+    if missing:
+        where = _where(nodes[0], str(nodes[0].target))
+        raise not_supported(
+            missing,
+            where if len(missing) == 1 else type(module).__name__,
+            "give each a converter with ggsched.importers.torch.converts; if no op computes the"
+            " same, define one with ggsched.register_op",
+        )
+
+
+def _calls(module: Any) -> Iterator[Any]:
+    """Yield the nodes that call functions, also of graphs that are always run."""
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        yield node
+        if getattr(node.target, "__name__", "") in _MODES:
+            for a in node.args:
+                inner = getattr(module, str(a.target), None) if hasattr(a, "target") else None
+                if hasattr(inner, "graph"):
+                    yield from _calls(inner)
 
 
 def supported() -> list[str]:
