@@ -77,15 +77,15 @@ def array_source(name: str) -> tuple[str, ...]:
             "array_reduce.cl",
         )
     if file == "index":
-        how = "#define TAKES 1" if op in TAKES else f"#define NEXT {combined(op, dtype)}"
-        return f"{how}\n", "array_index.cl"
+        text = "#define TAKES 1" if op in TAKES else f"#define NEXT {combined(op, dtype)}"
+        return f"{text}\n", "array_index.cl"
     if file == "scan":
         if op in RUNNING:
             first, step = RUNNING[op]
-            how = f"#define FIRST {first}\n#define NEXT {combined(step, dtype)}\n"
+            text = f"#define FIRST {first}\n#define NEXT {combined(step, dtype)}\n"
         else:
-            how = f"#define IS_BETTER {BEST[op]}\n" if op in BEST else ""
-        return how, "array_scan.cl"
+            text = f"#define IS_BETTER {BEST[op]}\n" if op in BEST else ""
+        return text, "array_scan.cl"
     if file == "elements":
         text = BY_TYPE.get(op, {}).get(dtype) or ELEMENTS[op].text
         return f"#define EXPR {text}\n", "array_elements.cl"
@@ -403,7 +403,8 @@ def _scan(site: LoweringContext, op: str) -> None:
     n, lanes, items = x.shape[axis], site.profile.lanes, rows * last
     step = i64(x.strides[axis])
     types = {"A_T": name, "B_T": "f32", "C_T": "f32", "Y_T": "f32"}
-    source, args = f"{SOURCE_PREFIX}scan-{op}-{name}", (x.buffer, y.buffer, struct_)
+    source = f"{SOURCE_PREFIX}scan-{op}-{name}"
+    args: tuple[Arg, ...] = (x.buffer, y.buffer, struct_)
     if op == "top_k":
         span = max(lanes, -(-n // MAX_PARTS))
         flags = (i32(y.shape[axis]), i32(span), i32(int(bool(site.node.params["largest"]))))
@@ -416,8 +417,8 @@ def _scan(site: LoweringContext, op: str) -> None:
         args = (*args, i32(n), i32(int(bool(site.node.params["last"]))))
         site.call(source, "best", args, groups, **types)
         return
-    flags = tuple(i32(int(bool(site.node.params[name]))) for name in ("exclusive", "reverse"))
-    args = (*args, i64(y.strides[axis]), i32(n), *flags)
+    ways = tuple(i32(int(bool(site.node.params[name]))) for name in ("exclusive", "reverse"))
+    args = (*args, i64(y.strides[axis]), i32(n), *ways)
     site.call(source, "running", args, groups, **types)
 
 

@@ -192,7 +192,11 @@ def _requantized(c: Call, sums: Value, scales: Sequence[Value], i: int) -> Value
 
 
 @converts("DynamicQuantizeLinear")
-def dynamically_quantized(c: Call) -> tuple[Value, ...]:
+def _dynamic(c: Call) -> tuple[Value, ...]:
+    return dynamically_quantized(c)
+
+
+def dynamically_quantized(c: Call) -> tuple[Value, Value, Value]:
     """Return an input in u8, its scale and its zero point."""
     x = c.x()
     axes = tuple(range(len(x.shape)))

@@ -114,7 +114,8 @@ def _histc(c: Call, self: Value, bins: int = 100, min: float = 0, max: float = 0
     x, kind = c.reshape(c.floating(self), (-1,)), self.dtype.name
     if not x.shape[0]:
         return filled(c, (bins,), 0, kind)
-    low, high = (c.const(v, x.dtype.name) for v in (min, max))
+    edges: list[Value] = [c.const(v, x.dtype.name) for v in (min, max)]
+    low, high = edges
     if min == max:  # the range of the elements, widened where it is empty
         low, high = (c.nd(f"reduce_{n}", x, axes=(0,), keepdims=False) for n in ("min", "max"))
         is_empty, one = c.nd("equal", low, high), c.const(1, x.dtype.name)
