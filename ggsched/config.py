@@ -414,7 +414,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "a positive number of seconds",
         "How long a wait for a device goes on without any progress before it is given up. "
         "Progress is a command that any stream completes, and on cpu and opencl a node or kernel "
-        "of a launch.",
+        "of a launch, or that it computes.",
         _seconds,
     ),
     Variable(

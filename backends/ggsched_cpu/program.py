@@ -84,6 +84,13 @@ class Stretch:
         """What is different as soon as the next task runs."""
         return self._runner.position
 
+    @property
+    def running(self) -> str:
+        """Label of the node that runs."""
+        team, lone = self._runner.position
+        entry = lone if team is None or self._is_serial else team
+        return self.labels[min(entry, len(self.labels) - 1)]
+
     def run(self) -> None:
         """Run every task."""
         self._run(None)
@@ -187,11 +194,11 @@ class Segment:
         return (self._at, self.pieces[self._at].position) if self.pieces else None
 
     def at(self) -> tuple[object, str]:
-        """Return the position, and the label of the node that runs, or of the first of a table."""
+        """Return the position, and the label of the node that runs."""
         if not self.pieces:
             return None, ""
         piece = self.pieces[self._at]
-        return self.position, piece.failed if isinstance(piece, Calls) else piece.labels[0]
+        return self.position, piece.failed if isinstance(piece, Calls) else piece.running
 
     def run(self) -> None:
         """Run every piece."""

@@ -36,8 +36,8 @@ class Runner:
         return self._team.run(table, times)
 
     @property
-    def position(self) -> object:
-        """What is different as soon as the next task runs."""
+    def position(self) -> tuple[int | None, int]:
+        """Entries of the tables that run on the team, if there is one, and on the own thread."""
         return None if self._team is None else self._team.position, self._lone.position
 
     def close(self) -> None:

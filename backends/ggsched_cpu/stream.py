@@ -1,6 +1,7 @@
 """A stream as a worker thread that runs commands in the order of enqueueing."""
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -145,8 +146,17 @@ def _join(thread: threading.Thread, where: str, timeout_s: float) -> None:
         raise late_error(where, timeout_s)
 
 
+def _thread_clock() -> Callable[[], float] | None:
+    """Return a function of the processor time of this thread, which any thread may call."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:  # not on every system
+        return None
+    return partial(time.clock_gettime, clock_of(threading.get_ident()))
+
+
 def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
     """Run commands until None comes; after a fault skip them (ERR-2)."""
+    progress.clock = _thread_clock()
     while (item := queue.get()) is not None:
         if progress.fault is None:
             command, work = item

@@ -42,6 +42,7 @@ ELEMENTS: Final[dict[str, Expression]] = {
             "ceil": "ceil", "round": "rint", "sin": "sin", "cos": "cos", "tan": "tan",
             "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
             "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "tanh": "tanh", "erf": "erf",
+            "expm1": "expm1", "log1p": "log1p",
         }.items()
     },
     "reciprocal": Expression("1.0f / A"),
@@ -89,6 +90,7 @@ ELEMENTS: Final[dict[str, Expression]] = {
     "greater": Expression("A > B", NUMBERS),
     "greater_equal": Expression("A >= B", NUMBERS),
     "pow": Expression("pow(A, (float)B)"),
+    "atan2": Expression("atan2(A, B)"),
     # three
     "where": Expression("A ? B : C", BOOL),
     "clip": Expression("NAN_MIN(NAN_MAX(A, B), C)", NUMBERS),
@@ -147,3 +149,38 @@ REDUCTIONS: Final[dict[str, Reduction]] = {
     "reduce_sum_square": Reduction("0", "((a) + (b))", "A * A"),
 }
 """By op, in f32 and f16."""
+
+
+TAKES: Final = ("gather_nd", "gather_elements")
+"""Ops that move elements from places that indices name."""
+
+PUTS: Final = ("scatter_nd", "scatter_elements")
+"""Ops that put updates to places that indices name, in numbers and bool."""
+
+COMBINED: Final[dict[str, str]] = {
+    "none": "NEW",
+    "add": "OLD + NEW",
+    "mul": "OLD * NEW",
+    "max": "NAN_MAX(OLD, NEW)",
+    "min": "NAN_MIN(OLD, NEW)",
+}
+"""What an update makes of an element, by the reduction."""
+
+COMBINED_WHOLE: Final = {"add": "(UA)OLD + (UA)NEW", "mul": "(UA)OLD * (UA)NEW"}
+"""Those of integers, which wrap."""
+
+COMBINED_BOOL: Final = {
+    "add": "OLD || NEW", "mul": "OLD && NEW", "max": "OLD || NEW", "min": "OLD && NEW",
+}  # fmt: skip
+
+RUNNING: Final = {"cum_sum": ("0", "add"), "cum_prod": ("1", "mul")}
+"""Where sums and products of an axis begin, and how they go on."""
+
+BEST: Final = {"arg_max": "A > B", "arg_min": "A < B"}
+"""Ops whose result is the index of an element that is better than all others."""
+
+
+def combined(how: str, dtype: str) -> str:
+    """Return what makes of OLD and NEW a new element of a type."""
+    own = COMBINED_BOOL if dtype == "bool" else COMBINED_WHOLE if dtype in WHOLE else {}
+    return own.get(how, COMBINED[how])

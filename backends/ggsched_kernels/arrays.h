@@ -136,3 +136,14 @@ FN float floor_mod(float a, float b) {
     oc += i_ * (t).s[2][k_];                                                     \
     oy += i_ * (t).s[3][k_];                                                     \
   }
+
+/* The same for one of all elements of t, counted row-major. */
+#define OFFSETS_OF_ITEM(t, item)                                                 \
+  i64 oa = (t).off[0], ob = (t).off[1], oy = (t).off[3];                         \
+  for (int k_ = 7, rest_ = (item); k_ >= 0; --k_) {                              \
+    int i_ = rest_ % (t).n[k_];                                                  \
+    rest_ /= (t).n[k_];                                                          \
+    oa += i_ * (t).s[0][k_];                                                     \
+    ob += i_ * (t).s[1][k_];                                                     \
+    oy += i_ * (t).s[3][k_];                                                     \
+  }

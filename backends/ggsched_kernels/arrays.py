@@ -10,16 +10,22 @@ from ggsched.errors import UsageError
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.topology.caps import op_key
 from ggsched_kernels.array_table import (
+    BEST,
     BY_TYPE,
     BY_TYPE_PARAMS,
     ELEMENTS,
     EVERY,
     MOVES,
+    NUMBERS,
+    PUTS,
     REAL,
     REDUCTIONS,
+    RUNNING,
+    TAKES,
     WINDOWS,
+    combined,
 )
-from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, SCRATCH, Arg, f32, i32, i64
+from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, SCRATCH, Arg, Constant, f32, i32, i64
 from ggsched_kernels.lowering_context import LoweringContext
 
 PREFIX: Final = "nd."
@@ -30,6 +36,7 @@ AXES: Final = 8
 SPATIAL: Final = 3
 ACROSS: Final = 8
 WARP: Final = 32
+MAX_GROUPS: Final = (1 << 31) - 1  # CUDA's limit for the first axis of a grid
 MANY_SUMS: Final = 4096  # lanes that keep a GPU busy with a sum each
 _OPERANDS: Final = 3
 _NO_MORE: Final = ("f32", "f32", "f32")
@@ -47,10 +54,14 @@ def array_ops(*, has_f64: bool) -> frozenset[str]:
     keys = {op_key(PREFIX + op, t) for op, e in ELEMENTS.items() for t in e.types}
     keys |= {op_key(PREFIX + op, t) for op, texts in BY_TYPE.items() for t in texts}
     keys |= {op_key(PREFIX + op, t) for op in REDUCTIONS for t in REAL}
-    keys |= {op_key(PREFIX + "gather", t) for t in EVERY}
+    moves = (*MOVES, *TAKES, "gather", "pad")
+    keys |= {op_key(PREFIX + op, t) for op in (*moves, *PUTS, "top_k", *BEST) for t in EVERY}
+    keys |= {op_key(PREFIX + op, t) for op in RUNNING for t in NUMBERS}
     keys |= {op_key(PREFIX + op, "f32") for op in WINDOWS}
-    keys |= {op_key(PREFIX + op, "f64") for op in (*MOVES, "gather")}
-    if not has_f64:
+    keys |= {op_key(PREFIX + op, "f64") for op in moves}
+    if has_f64:
+        keys |= {op_key(PREFIX + op, "f64") for op in (*PUTS, *RUNNING, *BEST, "top_k")}
+    else:
         keys -= {key for key in keys if key.startswith(("nd.cast:", "nd.pow:"))}
     return frozenset(keys)
 
@@ -65,6 +76,16 @@ def array_source(name: str) -> tuple[str, ...]:
             f"#define MAPPED {how.mapped}\n#define LAST {how.last}\n",
             "array_reduce.cl",
         )
+    if file == "index":
+        text = "#define TAKES 1" if op in TAKES else f"#define NEXT {combined(op, dtype)}"
+        return f"{text}\n", "array_index.cl"
+    if file == "scan":
+        if op in RUNNING:
+            first, step = RUNNING[op]
+            text = f"#define FIRST {first}\n#define NEXT {combined(step, dtype)}\n"
+        else:
+            text = f"#define IS_BETTER {BEST[op]}\n" if op in BEST else ""
+        return text, "array_scan.cl"
     if file == "elements":
         text = BY_TYPE.get(op, {}).get(dtype) or ELEMENTS[op].text
         return f"#define EXPR {text}\n", "array_elements.cl"
@@ -79,6 +100,14 @@ def lower_array(site: LoweringContext) -> None:
         _reduce(site, op)
     elif op == "gather":
         _gather(site)
+    elif op in TAKES:
+        _take(site, op)
+    elif op in PUTS:
+        _put(site, op)
+    elif op in RUNNING or op in BEST or op == "top_k":
+        _scan(site, op)
+    elif op == "pad":
+        _pad(site)
     elif op == "concat":
         _concat(site)
     elif op in WINDOWS:
@@ -263,6 +292,165 @@ def _gather(site: LoweringContext) -> None:
         (rows, max(1, -(-inner // span)), 1),
         A_T=_MOVED[x.dtype.block_nbytes],
         B_T=ids.dtype.name,
+        C_T="f32",
+        Y_T="f32",
+    )
+
+
+def _axis(site: LoweringContext) -> int:
+    return int(site.number("axis")) % len(site.node.inputs[0].shape)
+
+
+def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return (*values[:axis], *values[axis + 1 :])
+
+
+def _places(strides: Sequence[int], extents: Sequence[int], step: int) -> bytes:
+    """Return the struct ``Places``."""
+    fill = (0,) * (AXES - len(strides))
+    return struct.pack("<9q10i", *strides, *fill, step, *extents, *fill, len(strides), 0)
+
+
+def _take(site: LoweringContext, op: str) -> None:
+    x, ids = site.node.inputs
+    y = site.node.output
+    if 0 in y.shape:
+        return
+    if op == "gather_elements":
+        axis = _axis(site)
+        own = (*x.strides[:axis], 0, *x.strides[axis + 1 :])
+        chosen = ids.strides
+        places = _places(x.strides[axis : axis + 1], x.shape[axis : axis + 1], 0)
+    else:
+        batch, count = int(site.number("batch_dims")), ids.shape[-1]
+        free = len(ids.shape) - 1 - batch
+        own = (*x.strides[:batch], *(0,) * free, *x.strides[batch + count :])
+        chosen = (*ids.strides[:-1], *(0,) * (len(x.shape) - batch - count))
+        taken = slice(batch, batch + count)
+        places = _places(x.strides[taken], x.shape[taken], ids.strides[-1])
+    memory = [(x.buffer, x.offset, y.shape, own), (ids.buffer, ids.offset, y.shape, chosen)]
+    struct_, rows, extent = packed([*memory, place(y)], y.shape, site)
+    span = max(site.profile.span, -(-extent // MAX_PARTS))
+    site.call(
+        f"{SOURCE_PREFIX}index-{op}-{x.dtype.name}",
+        "take",
+        (x.buffer, ids.buffer, y.buffer, struct_, places, i32(span), FAULT, CODE),
+        (rows, max(1, -(-extent // span)), 1),
+        A_T=_MOVED[x.dtype.block_nbytes],
+        B_T=ids.dtype.name,
+        C_T="f32",
+        Y_T="f32",
+    )
+
+
+def _put(site: LoweringContext, op: str) -> None:
+    x, ids, updates = site.node.inputs
+    y, name = site.node.output, site.node.inputs[0].dtype.name
+    if 0 in y.shape:
+        return
+    _elements(site, "copy", [place(x)], place(y), [name], name)
+    if 0 in updates.shape:
+        return
+    size = x.dtype.block_nbytes
+    if op == "scatter_elements":
+        axis = _axis(site)
+        count, steps = ids.shape[axis], (updates.strides[axis], ids.strides[axis])
+        shape = _without(ids.shape, axis)
+        memory: list[Place] = [
+            (o.buffer, o.offset, shape, _without(o.strides, axis)) for o in (updates, ids, y)
+        ]
+        places = _places(y.strides[axis : axis + 1], y.shape[axis : axis + 1], 0)
+    else:
+        named = ids.shape[-1]
+        shape, count = x.shape[named:], prod(ids.shape[:-1])
+        plain = contiguous_strides(x.dtype, shape)
+        steps = prod(shape) * size, named * ids.dtype.block_nbytes
+        memory = [
+            (*plain_place(site, updates), shape, plain),
+            (*plain_place(site, ids), shape, (0,) * len(shape)),
+            (y.buffer, y.offset, shape, y.strides[named:]),
+        ]
+        places = _places(y.strides[:named], y.shape[:named], ids.dtype.block_nbytes)
+    struct_, rows, last = packed(memory, shape, site)
+    site.call(
+        f"{SOURCE_PREFIX}index-{site.node.params['reduction']}-{name}",
+        "put",
+        (
+            *(p[0] for p in memory),
+            *(struct_, places, i32(count), i64(steps[0]), i64(steps[1]), i64(size), FAULT, CODE),
+        ),
+        (rows * last, 1, 1),
+        A_T=name,
+        B_T=ids.dtype.name,
+        C_T="f32",
+        Y_T="f32",
+    )
+
+
+def _scan(site: LoweringContext, op: str) -> None:
+    x, y = site.node.inputs[0], site.node.output
+    axis, name = _axis(site), x.dtype.name
+    if 0 in y.shape:
+        return
+    kept = _without(x.shape, axis)
+    has_axis = len(y.shape) == len(x.shape)
+    y_strides = _without(y.strides, axis) if has_axis else y.strides
+    memory = [
+        (x.buffer, x.offset, kept, _without(x.strides, axis)),
+        (y.buffer, y.offset, kept, y_strides),
+    ]
+    struct_, rows, last = packed(memory, kept, site)
+    n, lanes, items = x.shape[axis], site.profile.lanes, rows * last
+    step = i64(x.strides[axis])
+    types = {"A_T": name, "B_T": "f32", "C_T": "f32", "Y_T": "f32"}
+    source = f"{SOURCE_PREFIX}scan-{op}-{name}"
+    args: tuple[Arg, ...] = (x.buffer, y.buffer, struct_)
+    if op == "top_k":
+        span = max(lanes, -(-n // MAX_PARTS))
+        flags = (i32(y.shape[axis]), i32(span), i32(int(bool(site.node.params["largest"]))))
+        args = (*args, step, i64(y.strides[axis]), i32(n), *flags)
+        site.call(source, op, args, (items, -(-n // span), 1), **types)
+        return
+    args = (*args, i32(items), step)
+    groups = (-(-items // lanes), 1, 1)
+    if op in BEST:
+        args = (*args, i32(n), i32(int(bool(site.node.params["last"]))))
+        site.call(source, "best", args, groups, **types)
+        return
+    ways = tuple(i32(int(bool(site.node.params[name]))) for name in ("exclusive", "reverse"))
+    args = (*args, i64(y.strides[axis]), i32(n), *ways)
+    site.call(source, "running", args, groups, **types)
+
+
+_PAD_MODES: Final = ("constant", "reflect", "edge", "wrap")
+
+
+def _pad(site: LoweringContext) -> None:
+    node, x, y = site.node, site.node.inputs[0], site.node.output
+    if 0 in y.shape:
+        return
+    n, count = len(x.shape), prod(y.shape)
+    fill = AXES - n
+    value: tuple[Arg, int] = (Constant(bytes(8)), 0)
+    if node.params["value"]:
+        value = node.inputs[1].buffer, node.inputs[1].offset
+    span = max(site.profile.span, -(-count // MAX_GROUPS))
+    plain, one = (0,) * fill, (1,) * fill
+    struct_ = struct.pack(
+        "<11q24i",
+        *(x.offset, y.offset, value[1], *plain, *x.strides, *one, *x.shape),
+        *(*plain, *_ints(node, "pads")[:n], *one, *y.shape),
+    )
+    site.call(
+        f"{SOURCE_PREFIX}pad-pad-{x.dtype.name}",
+        "pad",
+        (
+            *(x.buffer, value[0], y.buffer, struct_, i64(count), i32(span)),
+            i32(_PAD_MODES.index(str(node.params["mode"]))),
+        ),
+        (-(-count // span), 1, 1),
+        A_T=_MOVED[x.dtype.block_nbytes],
+        B_T="f32",
         C_T="f32",
         Y_T="f32",
     )

@@ -52,6 +52,7 @@ INTEL_HINT: Final = (
 OTHERS_HINT: Final = "use the backend cpu, or another OpenCL: docs/how-to/opencl-without-pocl.md"
 OPTIONS: Final = ("-cl-std=CL1.2", "-cl-mad-enable")
 COMPLETE: Final[int] = 0
+RUNNING: Final[int] = 1
 _PROBED_NBYTES: Final = 1 << 20
 _PAGE_NBYTES: Final = 4096  # the smallest there is
 _LOG: Final = logging.getLogger("ggsched.opencl")

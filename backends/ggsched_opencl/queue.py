@@ -124,7 +124,7 @@ class OpenClQueue(CommandQueue[Point]):
         try:
             for enqueue, kernel, items, group in steps:
                 newest = enqueue(handle, kernel, items, group)
-                count(newest)
+                count((newest, program.labels[done]))
                 if timed is not None:
                     timed.append((program.labels[done], newest))
                 done += 1
@@ -138,8 +138,8 @@ class OpenClQueue(CommandQueue[Point]):
 
     def progress(self) -> Callable[[], object]:
         """Return a function of how far the queue is: its backlog, and what is complete."""
-        behind, count = super().progress(), self._counted
-        return lambda: (behind(), count.done())
+        behind, count = self.backlog.progress(), self._counted
+        return lambda: count.mark(behind())
 
     def enqueue_wait(self, point: Point) -> None:
         """Let the queue wait."""

@@ -2,19 +2,26 @@
 
 A wait ends with ``SyncTimeout`` once nothing has progressed for the timeout. What progresses are
 streams: the commands that they complete and, where a device counts them, the nodes or kernels of
-the launch that runs. A stream that waits for an event progresses with the stream that recorded it.
+the launch that runs. A node that computes is progress, however long it takes: on a thread while
+the thread uses the processor, on a driver while the driver reports its kernel as running. A stream
+that waits for an event progresses with the stream that recorded it.
 
 A stream or event may say how far it has come by ``__progress__()``, which returns a value that
 changes as work proceeds. One that does not have it progresses when it becomes done.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from ggsched.errors import GgschedError, SyncTimeout
+from ggsched.units import seconds_text
 
 PARTS: Final = 8
 """Looks at the progress in one timeout: a chain of streams passes it on with each."""
+
+
+_UNKNOWN: Final = object()
 
 
 class ProgressMark(NamedTuple):
@@ -25,12 +32,17 @@ class ProgressMark(NamedTuple):
         inner: Steps of the command that runs, as far as the device counts them.
         beats: Times that it saw progress of what it waits for.
         doing: What runs, for messages.
+        computed: Changes while what runs computes.
+        since: When ``done`` or ``inner`` changed last, as seen by ``mark``, by
+            ``time.monotonic``.
     """
 
     done: int = 0
     inner: object = 0
     beats: int = 0
     doing: str = ""
+    computed: object = 0
+    since: float = 0.0
 
 
 def progress_of(thing: Any) -> object:
@@ -50,11 +62,35 @@ def progress_of(thing: Any) -> object:
         return None
 
 
-def doing(things: Iterable[Any]) -> str:
-    """Return what streams are running, as far as they say."""
-    marks = (progress_of(thing) for thing in things)
-    words = [m.doing for m in marks if isinstance(m, ProgressMark) and m.doing]
-    return ", ".join(words)
+def doing(things: Iterable[Any], for_s: float = 0.0) -> str:
+    """Return what streams are running and how long each has run, as far as they say.
+
+    Args:
+        things: Streams.
+        for_s: Leave out what has run for a shorter time.
+    """
+    now, marks = time.monotonic(), map(progress_of, things)
+    return ", ".join(
+        f"{mark.doing} for {seconds_text(max(0.0, now - mark.since))}"
+        for mark in marks
+        if isinstance(mark, ProgressMark) and mark.doing and now - mark.since >= for_s
+    )
+
+
+class LastChange:
+    """Since when a position has not changed, as far as somebody has looked."""
+
+    __slots__ = ("_position", "_since")
+
+    def __init__(self) -> None:
+        self._position: object = _UNKNOWN
+        self._since = 0.0
+
+    def at(self, position: object) -> float:
+        """Return when a position was seen first, by ``time.monotonic``."""
+        if position != self._position:
+            self._position, self._since = position, time.monotonic()
+        return self._since
 
 
 def wait_patiently(
@@ -63,6 +99,7 @@ def wait_patiently(
     timeout_s: float,
     *,
     beat: Callable[[], None] | None = None,
+    lasts: Callable[[], None] | None = None,
 ) -> None:
     """Wait as long as there is progress.
 
@@ -72,6 +109,7 @@ def wait_patiently(
             is over, so that a wait that ends soon costs no more than ``wait``.
         timeout_s: Seconds without progress after which it is given up.
         beat: Called when progress was seen.
+        lasts: Called when the wait has taken once, twice, four times ... the timeout.
 
     Raises:
         SyncTimeout: as ``wait`` raised it, after ``timeout_s`` without progress.
@@ -79,7 +117,7 @@ def wait_patiently(
     if timeout_s <= 0:
         wait(0.0)
         return
-    last, idle = _UNKNOWN, 0
+    last, idle, parts, report_at = _UNKNOWN, 0, 0, PARTS
     while True:
         try:
             wait(timeout_s / PARTS)
@@ -91,8 +129,9 @@ def wait_patiently(
             if not idle and beat is not None:
                 beat()
             last = now
+            parts += 1
+            if parts >= report_at and lasts is not None:
+                lasts()
+                report_at *= 2
         else:
             return
-
-
-_UNKNOWN: Final = object()

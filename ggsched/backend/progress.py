@@ -2,16 +2,19 @@
 
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from ggsched.backend.patience import ProgressMark
+from ggsched.backend.patience import LastChange, ProgressMark
 from ggsched.backend.program_body import Command
 from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
 
 _NEVER: Final = 1 << 62
+_COMPUTED_S: Final = 1e-3
+"""Processor time that counts as progress: more than a thread takes that only wakes up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,17 @@ class Progress:
     thread that runs them.
 
     ``running`` is the command that runs: a name, or a body that may know how far it is (``at``).
+
+    ``clock`` returns the processor time, in seconds, of the thread that runs the commands; None
+    where nobody knows it. A body whose thread uses the processor progresses.
     """
 
     __slots__ = (
         "_beats",
+        "_changed",
         "_condition",
         "_wake_at",
+        "clock",
         "done",
         "enqueued",
         "fault",
@@ -74,7 +82,9 @@ class Progress:
         self.done = 0
         self.fault: Fault | None = None
         self.running: Any = None
+        self.clock: Callable[[], float] | None = None
         self._beats = 0
+        self._changed = LastChange()
         self._wake_at = _NEVER
         self._condition = threading.Condition()
 
@@ -86,7 +96,11 @@ class Progress:
         label = running if isinstance(running, str) else ""
         if at is not None:
             inner, label = at()
-        return ProgressMark(self.done, inner, self._beats, label)
+        computed, clock = 0, self.clock
+        if clock is not None and running is not None and not isinstance(running, str):
+            computed = int(clock() / _COMPUTED_S)
+        since = self._changed.at((self.done, inner))
+        return ProgressMark(self.done, inner, self._beats, label, computed, since)
 
     def beat(self) -> None:
         """Note that what the stream waits for has progressed."""

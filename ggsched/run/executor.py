@@ -4,6 +4,7 @@ Every command is bound once to a call without arguments; a run is a loop over th
 are made anew for each run, because an event is recorded once (EVT-1).
 """
 
+import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,8 @@ from ggsched.trace.commands import ids_label
 from ggsched.trace.recorder import Recorder
 
 Call = Callable[[], None]
+
+_LOG: Final = logging.getLogger("ggsched")
 
 
 class Executor:
@@ -460,7 +463,7 @@ class Executor:
     def _await(self, sync: Callable[[float], None]) -> None:
         """Wait as long as anything of the run progresses."""
         try:
-            wait_patiently(sync, self._progress, self._timeout_s)
+            wait_patiently(sync, self._progress, self._timeout_s, lasts=self._log_slow)
         except SyncTimeout as error:
             running = doing(self._resources.store.streams)
             pending = _PART.sub("", error.what)
@@ -470,9 +473,20 @@ class Executor:
                 why="; ".join(
                     p for p in (pending, error.why, running and f"running: {running}") if p
                 ),
-                hint=error.hint,
+                hint=(
+                    "it does not compute: look for what it waits for, or wait longer"
+                    " (GGSCHED_TIMEOUT_S)"
+                    if running
+                    else error.hint
+                ),
                 details=error.details,
             ) from error
+
+    def _log_slow(self) -> None:
+        """Name the nodes that have computed for about as long as the timeout."""
+        slow = doing(self._resources.store.streams, self._timeout_s / 2)
+        if slow:
+            _LOG.warning("%s: still running: %s", self.plan.name, slow)
 
     def _progress(self) -> object:
         """Return a value that changes as the run proceeds on any device."""

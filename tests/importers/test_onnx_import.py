@@ -259,10 +259,9 @@ def test_softmax_before_op_set_13_joins_axes():
 
 
 def test_an_op_that_is_not_supported_is_named():
-    made = ggsched.from_onnx(model([node("Bernoulli2", "x", "y")], [tensor("x", [2])],
-                                   [tensor("y", None)]))  # fmt: skip
-    with pytest.raises(ModelError, match="op 'Bernoulli2' is not supported"):
-        made.bind()
+    proto = model([node("Bernoulli2", "x", "y")], [tensor("x", [2])], [tensor("y", None)])
+    with pytest.raises(ModelError, match="Bernoulli2 'y': the op 'Bernoulli2' is not supported"):
+        ggsched.from_onnx(proto)
 
 
 def test_what_depends_on_data_names_the_remedy():

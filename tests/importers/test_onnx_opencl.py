@@ -6,7 +6,17 @@ import pytest
 from ggsched import GraphBuilder, Scheduler
 from ggsched.backend.user_kernels import user_op_keys
 from ggsched.errors import DeviceFault
-from ggsched_kernels.array_table import BY_TYPE, ELEMENTS, MOVES, REDUCTIONS, WINDOWS
+from ggsched_kernels.array_table import (
+    BEST,
+    BY_TYPE,
+    ELEMENTS,
+    MOVES,
+    PUTS,
+    REDUCTIONS,
+    RUNNING,
+    TAKES,
+    WINDOWS,
+)
 from ggsched_kernels.arrays import array_ops
 from tests.backends.opencl_devices import opencl_device
 from tests.importers.onnx_nodes import FEW, gather, is_new, run
@@ -19,7 +29,8 @@ def test_every_op_with_a_kernel_is_in_the_library():
     names = {key.partition(":")[0] for key in array_ops(has_f64=True)}
     assert names <= set(library())
     assert {n.removeprefix("nd.") for n in names} == {
-        *ELEMENTS, *BY_TYPE, *REDUCTIONS, *WINDOWS, *MOVES, "gather"
+        *ELEMENTS, *BY_TYPE, *REDUCTIONS, *WINDOWS, *MOVES, *TAKES, *PUTS, *RUNNING,
+        *BEST, "gather", "pad", "top_k"
     }  # fmt: skip
     assert not user_op_keys("opencl") & names
 

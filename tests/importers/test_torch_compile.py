@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from ggsched.importers.torch.dynamo import backend, release  # noqa: E402
+from ggsched.importers.torch.dynamo import Compiled, backend, release  # noqa: E402
 from tests.importers.torch_programs import Block, mlp  # noqa: E402
 from tests.meta.repository import ROOT  # noqa: E402
 
@@ -44,6 +44,17 @@ def test_a_module_with_shapes_that_change():
         for n in (3, 5, 9):
             x = torch.randn(n, 8)
             same(compiled(x), module(x))
+
+
+def test_numbers_that_change_between_calls():
+    def f(x, scale, count):
+        return x * scale + count, x.half() * scale
+
+    compiled, x = torch.compile(f, backend=backend), torch.randn(3)
+    for scale, count in ((1.5, 1), (2.5, 2), (-0.5, 3), (0.25, 7)):
+        for found, wanted in zip(compiled(x, scale, count), f(x, scale, count), strict=True):
+            assert found.dtype == wanted.dtype
+            same(found, wanted)
 
 
 def test_convolutions_and_attention_on_two_devices():
@@ -92,10 +103,44 @@ def test_inputs_that_are_changed_and_several_outputs():
     assert found[2:] == (None, 2)
 
 
+class Mixed(nn.Module):
+    """Parts that ggsched computes around some that it cannot."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        values = torch.linalg.svd(h)[1]
+        positive = h.flatten().topk(3)[0]
+        return self.last(h) + values[:3], torch.special.bessel_j0(positive) * 2, positive.sum()
+
+
+def test_what_is_not_supported_stays_with_pytorch(monkeypatch):
+    parts, call = [], Compiled.__call__
+
+    def counted(self, *args):
+        parts.append(self)
+        return call(self, *args)
+
+    monkeypatch.setattr(Compiled, "__call__", counted)
+    module = Mixed().eval()
+    compiled = torch.compile(module, backend=backend)
+    with torch.no_grad():
+        for n in (4, 4, 5):
+            x = torch.randn(n, 4)
+            for found, wanted in zip(compiled(x), module(x), strict=True):
+                same(found, wanted)
+    assert len(parts) >= 6
+    found = torch.compile(lambda x: torch.special.bessel_j0(x), backend=backend)(x)
+    same(found, torch.special.bessel_j0(x))
+
+
 @pytest.mark.parametrize(
     ("f", "options", "words"),
     [
-        (lambda x: torch.linalg.svd(x)[1], None, "is not supported"),
+        (lambda x: torch.linalg.svd(x)[1], {"partial": False}, "is not supported"),
         (lambda x: x + 1, {"device": 1}, "no option 'device'"),
     ],
 )

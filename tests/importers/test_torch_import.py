@@ -250,3 +250,14 @@ def test_an_op_of_a_library_with_a_converter(library, registries_restored):
         return c.nd("mul", c.nd("pow", x, c.const(3, "f32")), c.const(factor, "f32"))
 
     compare(Lambda(library), (torch.randn(2, 3),))
+
+
+def test_all_missing_ops_are_named_before_shapes_are_asked_for():
+    def f(x):
+        return torch.linalg.svd(x)[1], torch.special.bessel_j0(x), torch.special.bessel_j0(x + 1)
+
+    rows = torch.export.Dim("rows", min=2)
+    program = exported(Lambda(f), (torch.randn(3, 3),), dynamic_shapes={"args": ({0: rows},)})
+    words = r"the ops aten._linalg_svd.default \(1\), aten.special_bessel_j0.default \(2\) are not"
+    with pytest.raises(ModelError, match=words):
+        ggsched.from_torch(program)

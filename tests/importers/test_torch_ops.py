@@ -117,6 +117,51 @@ def test_indexing():
     compare(Lambda(indexed), (x, i, x > 0))
 
 
+def test_views_of_memory():
+    x = torch.randn(2, 4, 6, 5)
+
+    def f(x):
+        rows, channels_last = x[0, 0], x.permute(0, 2, 3, 1)
+        return (
+            F.adaptive_avg_pool2d(channels_last.permute(0, 3, 1, 2), 1),
+            F.adaptive_avg_pool2d(channels_last, 1),
+            rows.as_strided((4, 3), (5, 1)), rows.T.as_strided((3, 4), (1, 5), 2),
+            rows[:, 1:4].as_strided((3, 3), (5, 1)), rows[1:].as_strided((2, 2), (5, 1)),
+            x.as_strided((3, 2, 2), (0, 7, 1)), x.permute(3, 0, 2, 1).as_strided((7,), (3,), 4),
+            torch.as_strided_scatter(rows.T, rows[:2, :3], (2, 3), (7, 2), 1),
+        )  # fmt: skip
+
+    compare(Lambda(f), (x,))
+
+
+def test_views_of_memory_with_extents_that_change():
+    module = Lambda(lambda x: F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), 1))
+    args, more = (torch.randn(2, 5, 6, 4),), (torch.randn(3, 7, 6, 4),)
+    shapes = {"args": ({0: torch.export.Dim("n", min=2), 1: torch.export.Dim("m", min=2)},)}
+    compare(module, args, more=(more,), dynamic_shapes=shapes)
+
+
+def test_counts_in_bins_places_and_distances():
+    x, y = torch.randn(40, 3), torch.randn(30, 3)
+    edges, values = torch.randn(2, 9).sort(-1)[0], torch.randn(2, 5)
+    whole = torch.randint(0, 8, (20,)).float()
+
+    def f(x, y, edges, values, whole):
+        values = torch.cat([values, edges[:, 2:4]], 1)
+        return (
+            x.histc(), x.histc(5, -1, 1), x.histc(4, 1, 1), whole.histc(8, 0, 7), (x * 0).histc(3),
+            torch.searchsorted(edges, values), torch.searchsorted(edges, values, right=True),
+            torch.searchsorted(edges[0].contiguous(), values, side="right", out_int32=True),
+            torch.searchsorted(x.flatten(), y, sorter=x.flatten().argsort()),
+            torch.bucketize(values, edges[0].contiguous()), torch.searchsorted(edges[1], 0.3),
+            torch.cdist(x, y), torch.cdist(x[:9], y[:9]), torch.cdist(x, y, p=1.0),
+            torch.cdist(x, y, p=float("inf")), torch.cdist(x.round(), y.round(), p=0.0),
+            torch.cdist(x[None, :4], y.reshape(2, 15, 3), p=3.0),
+        )  # fmt: skip
+
+    compare(Lambda(f), (x, y, edges, values, whole))
+
+
 def test_products():
     a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
     w, bias = torch.randn(5, 4), torch.randn(5)

@@ -4,11 +4,14 @@ import inspect
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.importers.common.emit import Const, Emitter
 from ggsched.importers.torch import ops_elements, ops_products, ops_reductions, walk
-from ggsched.importers.torch.call import CONVERTERS, convert
+from ggsched.importers.torch.call import CONVERTERS, Layout, convert
 from ggsched.importers.torch.dims import Dims
 from ggsched.importers.torch.export import WHOLE
 from ggsched.importers.torch.types import promoted, widened
@@ -92,6 +95,18 @@ def computed(target, *args, **kwargs):
         ("aten._to_copy.default", (), X),
         ("aten.index.Tensor", ([None, Const(np.array([2, 0]))],), X[:, [2, 0]]),
         ("aten.clamp.default", (-1, 1), np.clip(X, -1, 1)),
+        ("aten.as_strided.default", ([2, 2, 2], [3, 1, 1]), X[:, [[0, 1], [1, 2]]]),
+        ("aten.as_strided.default", ([3, 2], [1, 3]), X.T),
+        ("aten.as_strided.default", ([2, 2], [2, 1], 1), X.reshape(-1)[1:5].reshape(2, 2)),
+        ("aten.as_strided.default", ([2, 2], [0, 2], 1), X.reshape(-1)[[[1, 3]] * 2]),
+        ("aten.as_strided.default", ([2, 0], [1, 1]), np.zeros((2, 0))),
+        ("aten.histc.default", (4, -2, 2), [1, 1, 2, 1]),
+        ("aten.histc.default", (5,), np.histogram(X, 5)[0]),
+        (
+            "aten.bucketize.Tensor",
+            (Const(np.array([-1.0, 1.5], np.float32)),),
+            np.searchsorted([-1, 1.5], X),
+        ),
     ],
 )
 def test_calls_compute_what_they_say(target, args, wanted):
@@ -106,6 +121,8 @@ def test_unknown_ops_and_arguments_that_do_not_fit_are_named():
         convert("aten.relu.default", emit, "node 'a'", (Const(X), 1, 2), {})
     with pytest.raises(ModelError, match="node 'a': axis 4 of 3"):
         convert("aten.unsqueeze.default", emit, "node 'a'", (Const(X), 4), {})
+    with pytest.raises(ModelError, match="node 'a': it reads memory beside"):
+        convert("aten.as_strided.default", emit, "node 'a'", (Const(X), [2, 3], [3, 1], 1), {})
     with pytest.raises(ModelError, match="node 'a'"):
         convert("aten.mm.default", emit, "node 'a'", (Const(X), Const(X)), {})
 
@@ -132,6 +149,35 @@ def test_operands_are_joined_as_pytorch_does(operands, wanted):
 def test_bfloat16_is_widened_exactly():
     x = np.array([1.0, -0.5, 3.0, np.inf], np.float32)
     np.testing.assert_array_equal(widened((x.view(np.uint32) >> 16).astype(np.uint16)), x)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_views_of_memory_are_those_of_numpy(data):
+    """Any view of any strided tensor has the elements that its addresses have."""
+    extents = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    order = data.draw(st.permutations(range(len(extents))))
+    gap = data.draw(st.sampled_from([1, 1, 2]))
+    strides = [0] * len(extents)
+    count = gap
+    for axis in order:
+        strides[axis], count = count, count * extents[axis]
+    memory = np.arange(count, dtype=np.float32)
+    x = as_strided(memory, extents, [4 * s for s in strides])
+    size = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    steps = [gap * data.draw(st.integers(0, 4)) for _ in size]
+    span = sum((n - 1) * s for n, s in zip(size, steps, strict=True))
+    assume(span <= (x.size - 1) * gap)
+    offset = gap * data.draw(st.integers(0, x.size - 1 - span // gap))
+    emit = Emitter("view")
+    given_x = emit.g.input("x", x.shape, "f32")
+    layout = Layout(tuple(extents), tuple(strides), 0)
+    name, args = "aten.as_strided.default", (given_x, size, steps, offset)
+    made = convert(name, emit, "here", args, {}, layout=layout)
+    graph = emit.g.build(emit.g.op("nd.copy", made))
+    plain = np.ascontiguousarray(x)
+    found = run_oracle(graph, {"x": plain, **emit.weights})[graph.outputs[0]]
+    np.testing.assert_array_equal(found, as_strided(memory[offset:], size, [4 * s for s in steps]))
 
 
 class Range:

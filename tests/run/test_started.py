@@ -200,7 +200,7 @@ class TestFaults:
         with scheduler:
             run = started(scheduler, SUMS, 1)
 
-            def interrupted(*_):
+            def interrupted(*_, **__):
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patched:

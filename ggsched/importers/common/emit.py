@@ -6,7 +6,7 @@ so that shape arithmetic folds by itself; a constant becomes a weight when a nod
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -272,6 +272,27 @@ def misfit(error: GraphError, where: str) -> ModelError:
     what = re.sub(rf"\b{re.escape(PREFIX)}[0-9a-f]+", "a constant", error.what)
     why = "" if error.where.startswith("nd.") else error.where
     return ModelError(what, where=where, why=why, hint=error.hint)
+
+
+def not_supported(missing: Mapping[str, int], where: str, hint: str) -> ModelError:
+    """Return the error of a model with ops that are not supported, which names all of them.
+
+    Args:
+        missing: Number of nodes by the name of the op.
+        where: The model, or the node of a single op.
+        hint: What to do.
+    """
+    if len(missing) == 1:
+        return ModelError(
+            f"the op {next(iter(missing))!r} is not supported", where=where, hint=hint
+        )
+    listed = ", ".join(f"{name} ({n})" for name, n in sorted(missing.items()))
+    return ModelError(
+        f"the ops {listed} are not supported",
+        where=where,
+        why="in brackets: how many nodes",
+        hint=hint,
+    )
 
 
 def content_name(array: Array) -> str:

@@ -138,7 +138,7 @@ class Call:
 Converter = Callable[[Call], Results]
 
 CONVERTERS: Final[dict[str, Converter]] = {}
-"""By name of the op, of the standard domain."""
+"""By name of the op; those of other domains than the standard one begin with theirs."""
 
 
 def converts(*names: str) -> Callable[[Converter], Converter]:

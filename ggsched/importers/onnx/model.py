@@ -59,6 +59,7 @@ class OnnxModel:
         self.outputs: tuple[str, ...] = tuple(text(o.name) for o in graph.output)
         self._ports = Ports(self.name, self.inputs)
         self._ports.check(constants)
+        Walk(model, folder, Emitter(self.name)).check_ops(graph)
         self._bound: Bindings[BoundModel] = Bindings()
 
     def is_constant(self, name: str) -> bool:
@@ -207,7 +208,8 @@ def from_onnx(
             once and may determine shapes.
 
     Raises:
-        ModelError: not an ONNX model, or one that is broken.
+        ModelError: not an ONNX model, one that is broken, or one with ops that are not supported;
+            all of them are named.
         UsageError: the package ``onnx`` is missing, or an unknown input.
         OSError: the file cannot be read.
 

@@ -93,13 +93,13 @@ def _matmul_integer(c: Call) -> Value:
     a, b = c.x(), c.x(1)
     if not c.has(2) and not c.has(3):
         return c.nd("matmul_i32", a, b)
-    return c.nd("cast", _matmul_of(c, a, b, c.maybe(2), c.maybe(3)), to="i32")
+    return c.nd("cast", product_of_quantized(c, a, b, c.maybe(2), c.maybe(3)), to="i32")
 
 
 @converts("QLinearMatMul")
 def _qlinear_matmul(c: Call) -> Value:
     a, b = c.x(), c.x(3)
-    made = _matmul_of(c, a, b, c.x(2), c.x(5))
+    made = product_of_quantized(c, a, b, c.x(2), c.x(5))
     scales = [_wide(c, _of_rows(c, c.x(1), a)), _wide(c, c.x(4))]
     return _requantized(c, made, scales, 6)
 
@@ -121,7 +121,9 @@ def _qlinear_conv(c: Call) -> Value:
     return _requantized(c, made, scales, 6)
 
 
-def _matmul_of(c: Call, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> Value:
+def product_of_quantized(
+    c: Call, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None
+) -> Value:
     """Return the product of the differences."""
     b = _centred(c, b, b_zero)
     kind = _sums(b, -2, a.shape[-1])
@@ -191,6 +193,11 @@ def _requantized(c: Call, sums: Value, scales: Sequence[Value], i: int) -> Value
 
 @converts("DynamicQuantizeLinear")
 def _dynamic(c: Call) -> tuple[Value, ...]:
+    return dynamically_quantized(c)
+
+
+def dynamically_quantized(c: Call) -> tuple[Value, Value, Value]:
+    """Return an input in u8, its scale and its zero point."""
     x = c.x()
     axes = tuple(range(len(x.shape)))
     zero = c.like(0, x)

@@ -1,5 +1,6 @@
 """Goes through the nodes of a file in order and converts each."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -7,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import GgschedError, GraphError, ModelError
-from ggsched.importers.common.emit import Const, Emitter, Value, misfit
+from ggsched.importers.common.emit import Const, Emitter, Value, misfit, not_supported
 from ggsched.importers.onnx import (  # noqa: F401
+    ops_contrib,
     ops_elements,
     ops_layout,  # all register converters
     ops_products,
@@ -75,6 +77,56 @@ class Walk:
         self._nodes(graph.node, scope, self._opsets, {}, depth)
         return [_found(scope, o.name, graph.name) for o in graph.output]
 
+    def check_ops(self, graph: Any) -> None:
+        """Refuse a model with ops that are not supported, and name all of them.
+
+        Branches of ``If`` are left out: one with a known condition is never converted.
+
+        Raises:
+            ModelError: there are such ops.
+        """
+        found: list[tuple[str, str]] = []
+        self._collect_missing(graph.node, self._opsets, found, set())
+        if found:
+            missing = Counter(name for name, _ in found)
+            where = found[0][1] if len(missing) == 1 else graph.name
+            raise not_supported(missing, where, "docs/reference/onnx.md lists the ops")
+
+    def _collect_missing(
+        self,
+        nodes: Sequence[Any],
+        opsets: Mapping[str, int],
+        found: list[tuple[str, str]],
+        seen: set[tuple[str, str]],
+    ) -> None:
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            function = self._functions.get(key)
+            if function is not None:
+                if key not in seen:
+                    seen.add(key)
+                    here = {o.domain: int(o.version) for o in function.opset_import}
+                    self._collect_missing(function.node, {**opsets, **here}, found, seen)
+                continue
+            name = full_name(node)
+            if name in CONTROL and name != "If":
+                for a in node.attribute:
+                    self._collect_missing(a.g.node, opsets, found, seen)
+            if name in CONTROL or name in CONVERTERS or self._has_function(node, opsets):
+                continue
+            found.append((name, _where(node, len(found))))
+
+    def _has_function(self, node: Any, opsets: Mapping[str, int]) -> bool:
+        domain = "" if node.domain in _STANDARD else node.domain
+        opset = next((opsets[d] for d in (domain, "ai.onnx") if d in opsets), 1)
+        try:
+            schema = self._onnx.defs.get_schema(node.op_type, opset, domain)
+        except self._onnx.defs.SchemaError:
+            return False
+        return bool(
+            schema.function_opset_versions or schema.context_dependent_function_opset_versions
+        )
+
     def _nodes(
         self,
         nodes: Sequence[Any],
@@ -86,7 +138,7 @@ class Walk:
         if depth > MAX_DEPTH:
             raise ModelError(f"more than {MAX_DEPTH} functions or graphs inside each other")
         for i, node in enumerate(nodes):
-            where = f"{node.op_type} {(node.name or node.output[0] if node.output else i)!r}"
+            where = _where(node, i)
             inputs = tuple(_found(scope, n, where) if n else None for n in node.input)
             try:
                 found = self._node(node, inputs, scope, opsets, attrs, depth, where)
@@ -122,14 +174,14 @@ class Walk:
         outputs = max((i + 1 for i, n in enumerate(node.output) if n), default=0)
         if key in self._functions:
             return self._function(self._functions[key], inputs, attrs, opsets, depth)
-        if node.domain in _STANDARD:
-            call = Call(node.op_type, opset, inputs, attrs, outputs, where, self.emit)
-            if node.op_type in CONTROL:
-                return self._control(call, scope, depth)
-            convert = CONVERTERS.get(node.op_type)
-            if convert is not None:
-                found = convert(call)
-                return (found,) if isinstance(found, (Const, Tensor)) else found
+        name = full_name(node)
+        call = Call(node.op_type, opset, inputs, attrs, outputs, where, self.emit)
+        if name in CONTROL:
+            return self._control(call, scope, depth)
+        convert = CONVERTERS.get(name)
+        if convert is not None:
+            found = convert(call)
+            return (found,) if isinstance(found, (Const, Tensor)) else found
         return self._by_schema(node, inputs, attrs, opsets, depth, where)
 
     def _attributes(
@@ -325,6 +377,16 @@ class _Optional(Scope):
     def __init__(self, values: Mapping[str, Value], optional: set[str]) -> None:
         super().__init__(values)
         self.optional = optional
+
+
+def _where(node: Any, i: int) -> str:
+    """Return what a message calls a node: its op, and its name, output or number."""
+    return f"{node.op_type} {(node.name or node.output[0] if node.output else i)!r}"
+
+
+def full_name(node: Any) -> str:
+    """Return the name by which an op's converter is registered."""
+    return node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
 
 
 def _found(scope: Scope, name: str, where: str) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,20 @@ Operand = Value | Scalar
 """A tensor, a constant, or a number of Python."""
 
 
+class Layout(NamedTuple):
+    """Where a tensor lay in memory when the program was traced.
+
+    Attributes:
+        extents: Of its axes.
+        strides: In elements.
+        offset: Of its first element in its storage, in elements.
+    """
+
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One node of an exported program.
@@ -28,12 +42,14 @@ class Call:
         where: For messages.
         emit: Makes nodes.
         used: Which of several results are used; None for all.
+        layout: Of the first operand, for ops that read memory; None where it is contiguous.
     """
 
     op: str
     where: str
     emit: Emitter
     used: frozenset[int] | None = None
+    layout: Layout | None = None
 
     @property
     def name(self) -> str:
@@ -198,6 +214,7 @@ def convert(
     kwargs: dict[str, Any],
     used: frozenset[int] | None = None,
     names: Sequence[str] = (),
+    layout: Layout | None = None,
 ) -> Results:
     """Convert one call.
 
@@ -209,13 +226,14 @@ def convert(
         kwargs: More of them.
         used: Which results are used; None for all.
         names: Of the arguments in the op's schema.
+        layout: Of the first operand in memory; None where it is contiguous.
 
     Raises:
         ModelError: an op that is not supported, or arguments that do not fit.
     """
     op = plain(target)
     converter = CONVERTERS.get(op) or CONVERTERS.get(op.rpartition(".")[0])
-    call = Call(op, where, emit, used)
+    call = Call(op, where, emit, used, layout)
     try:
         if converter is not None:
             return converter(call, *args, **kwargs)

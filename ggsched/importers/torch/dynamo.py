@@ -1,8 +1,8 @@
 """The backend of ``torch.compile``: ``torch.compile(module, backend="ggsched")``. Experimental.
 
-The forward graph that AOTAutograd makes is planned and run by ggsched; a backward graph is left to
-PyTorch. Parameters and buffers, whose memory stays where it is, become weights. When one has been
-changed in place, the weights are loaded again.
+The forward graph that AOTAutograd makes is planned and run by ggsched; a backward graph, and nodes
+that cannot be converted, are left to PyTorch. Parameters and buffers, whose memory stays where it
+is, become weights. When one has been changed in place, the weights are loaded again.
 """
 
 import weakref
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ggsched.errors import ModelError, UsageError
+from ggsched.errors import UsageError
 from ggsched.importers.common.emit import Array, Const, Emitter
 from ggsched.importers.torch.export import import_torch, whole_ops
 from ggsched.importers.torch.model import BoundProgram, bound_program
 from ggsched.importers.torch.types import array_of, name_of
-from ggsched.importers.torch.walk import Walk, is_supported
+from ggsched.importers.torch.walk import Walk, check_ops, is_convertible
 
 if TYPE_CHECKING:
     from ggsched.scheduler import Scheduler
 
 _OPTIONS: Final = ("devices", "placement", "settings")
+_PARTIAL: Final = "partial"
 _COMPILED: "Final[weakref.WeakSet[Compiled]]" = weakref.WeakSet()
 
 
@@ -34,10 +35,11 @@ def backend(
         module: A ``torch.fx.GraphModule``.
         inputs: Examples of its inputs.
         options: ``devices``, ``placement`` and ``settings`` of the ``Scheduler``; the device
-            ``cpu:0`` where none are given.
+            ``cpu:0`` where none are given. With ``partial=False`` an op that is not supported is an
+            error; otherwise PyTorch computes it.
 
     Raises:
-        ModelError: an op that is not supported; TorchDynamo wraps it.
+        ModelError: an op that is not supported, if not ``partial``; TorchDynamo wraps it.
         UsageError: unknown options, or the package ``torch`` is missing.
     """
     import_torch()
@@ -46,14 +48,18 @@ def backend(
     from torch._functorch.aot_autograd import make_boxed_func
 
     given = dict(options or {})
+    is_partial = bool(given.pop(_PARTIAL, True))
     for name in given:
         if name not in _OPTIONS:
             raise UsageError(
-                f"no option {name!r}", where="torch.compile", hint=f"options: {', '.join(_OPTIONS)}"
+                f"no option {name!r}",
+                where="torch.compile",
+                hint=f"options: {', '.join((*_OPTIONS, _PARTIAL))}",
             )
 
     def forward(graph: Any, _inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(Compiled(graph, static_inputs(), given))
+        make = partitioned if is_partial else Compiled
+        return make_boxed_func(make(graph, static_inputs(), given))
 
     def backward(graph: Any, _inputs: Sequence[Any]) -> Any:
         return make_boxed_func(graph.forward)
@@ -86,6 +92,49 @@ def static_inputs() -> frozenset[int]:
     return frozenset(getattr(metadata, "static_input_indices", None) or ())
 
 
+def partitioned(
+    graph: Any, static: frozenset[int], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return a function that runs a graph: what can be converted by ggsched, the rest by PyTorch.
+
+    Args:
+        graph: A ``torch.fx.GraphModule`` of ATen ops.
+        static: Which inputs are weights.
+        options: Of the ``Scheduler``.
+    """
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import create_op_support
+
+    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+    able = {node.name for node in calls if is_convertible(node)}
+    if len(able) == len(calls):
+        return Compiled(graph, static, options)
+    support = create_op_support(lambda _modules, node: node.name in able)
+    found = CapabilityBasedPartitioner(graph, support, allows_single_node_partition=True)
+    whole = found.fuse_partitions(found.propose_partitions())
+    weights = {
+        node
+        for i, node in enumerate(n for n in whole.graph.nodes if n.op == "placeholder")
+        if i in static
+    }
+    for node in whole.graph.nodes:
+        if node.op == "call_module":
+            part = getattr(whole, node.target)
+            own = frozenset(i for i, a in enumerate(node.args) if a in weights)
+            delattr(whole, node.target)
+            setattr(whole, node.target, _as_called(Compiled(part, own, options), part))
+    run: Callable[..., Any] = whole.forward
+    return run
+
+
+def _as_called(compiled: "Compiled", part: Any) -> Callable[..., Any]:
+    """Return a function with the results of a part: one, or several in a list."""
+    output = next(n for n in part.graph.nodes if n.op == "output")
+    if isinstance(output.args[0], (list, tuple)):
+        return compiled
+    return lambda *args: compiled(*args)[0]
+
+
 class Compiled:
     """A graph that is planned for each shape of its inputs.
 
@@ -107,13 +156,7 @@ class Compiled:
         self._state: tuple[object, ...] = ()
         self._dtypes = _output_types(graph)
         _COMPILED.add(self)
-        for node in graph.graph.nodes:
-            if node.op == "call_function" and not is_supported(node):
-                raise ModelError(
-                    f"the op {str(node.target)!r} is not supported",
-                    where=f"node {node.name!r}",
-                    hint="give it a converter with ggsched.importers.torch.converts",
-                )
+        check_ops(graph)
 
     def __call__(self, *args: Any) -> list[Any]:
         """Run the graph.

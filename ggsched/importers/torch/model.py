@@ -19,7 +19,7 @@ from ggsched.importers.torch.export import (
     output_names,
 )
 from ggsched.importers.torch.types import array_of, name_of
-from ggsched.importers.torch.walk import Walk
+from ggsched.importers.torch.walk import Walk, check_ops
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 
@@ -89,6 +89,7 @@ class TorchModel:
         self._given = dict(dims)
         self._program = program = decomposed(program)
         check_signature(program)
+        check_ops(program.graph_module)
         self._weights_of = Weights(program)
         signature = program.graph_signature
         self.name = type(program.graph_module).__name__
@@ -257,7 +258,8 @@ def from_torch(program: Any, dims: Mapping[str, int] | None = None) -> TorchMode
         dims: Extents by symbol, for those that the program leaves open.
 
     Raises:
-        ModelError: a program that changes its state, or weights without elements on the host.
+        ModelError: a program that changes its state, weights without elements on the host, or ops
+            that are not supported; all of them are named.
         UsageError: the package ``torch`` is missing, or not a program.
 
     Examples:

@@ -278,6 +278,11 @@ def _to_copy(c: Call, self: Value, *args: Any, dtype: str | None = None, **_: An
     return self if kind is None else c.cast(self, kind)
 
 
+@converts("prims.convert_element_type")
+def _convert_element_type(c: Call, a: Operand, dtype: str) -> Value:
+    return c.value(a, dtype)
+
+
 @converts("type_as")
 def _type_as(c: Call, self: Value, other: Value) -> Value:
     return c.cast(self, other.dtype.name)

@@ -1,13 +1,14 @@
 """Converters of ops that take or set elements by index."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 
-from ggsched.importers.common.emit import Const, Value
-from ggsched.importers.torch.call import Call, Operand, converts
-from ggsched.importers.torch.ops_layout import filled
+from ggsched.importers.common.emit import Array, Const, Value
+from ggsched.importers.torch.call import Call, Layout, Operand, converts
+from ggsched.importers.torch.ops_layout import MAX_CONSTANT, filled
 from ggsched.oplib.declare import broadcast
 
 Indices = Sequence[Value | None]
@@ -194,3 +195,121 @@ def _diagonal(c: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     places = Const(np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1)))
     found = c.nd("gather_nd", x, places)
     return c.permute(found, [*range(1, len(found.shape)), 0])
+
+
+# --- elements by their place in memory ------------------------------------------------------------
+
+
+@converts("as_strided", "as_strided_copy")
+def _as_strided(
+    c: Call, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None
+) -> Value:
+    if 0 in size:
+        return filled(c, size, 0, self.dtype.name)
+    flat, first = _memory(c, self, storage_offset)
+    # Axes of stride 0 repeat elements; the others are taken from memory, outermost first.
+    taken = [a for a, n in enumerate(size) if n > 1 and stride[a]]
+    taken.sort(key=lambda a: -stride[a])
+    extents = [size[a] for a in taken]
+    count = prod(extents)
+    if isinstance(first, int) and [stride[a] for a in taken] == _plain_strides(extents):
+        if not 0 <= first <= flat.shape[0] - count:
+            raise _outside(c)
+        found = c.reshape(c.slice(flat, 0, first, first + count), extents)
+    else:
+        places = _places(c, extents, [stride[a] for a in taken], first, flat.shape[0])
+        found = c.nd("gather", flat, Const(places), axis=0)
+    found = c.permute(found, [taken.index(a) for a in sorted(taken)])
+    return c.expand(c.reshape(found, [n if a in taken else 1 for a, n in enumerate(size)]), size)
+
+
+@converts("as_strided_scatter")
+def _as_strided_scatter(
+    c: Call, self: Value, src: Value, size: Sequence[int], stride: Sequence[int],
+    storage_offset: Any = None,
+) -> Value:  # fmt: skip
+    if 0 in size:
+        return self
+    flat, first = _memory(c, self, storage_offset)
+    if not isinstance(first, int):
+        raise c.bad("it writes a tensor that has gaps in memory", hint="call contiguous() before")
+    places = _places(c, size, stride, first, flat.shape[0]).reshape(-1)
+    source = c.reshape(c.cast(src, self.dtype.name), (-1,))
+    made = c.nd("scatter_elements", flat, Const(places), source, axis=0)
+    order = _order(c.layout or _contiguous(self.shape))
+    wide = c.reshape(made, [self.shape[a] for a in order])
+    return c.permute(wide, [order.index(a) for a in range(len(order))])
+
+
+def _memory(c: Call, x: Value, storage_offset: int | None) -> tuple[Value, int | Array]:
+    """Return the elements of x in the order of memory, and where the first that is read lies.
+
+    Where x has gaps in memory, the second is the address of each element instead, from the
+    first that is read.
+
+    Raises:
+        ModelError: x has gaps, and extents that change.
+    """
+    layout = c.layout or _contiguous(x.shape)
+    offset = layout.offset if storage_offset is None else storage_offset
+    order = _order(layout)
+    plain = _plain_strides([layout.extents[a] for a in order])
+    flat = c.reshape(c.permute(x, order), (-1,))
+    if all(
+        layout.strides[a] == s or layout.extents[a] == 1 for a, s in zip(order, plain, strict=True)
+    ):
+        return flat, offset - layout.offset
+    if layout.extents != x.shape:
+        raise c.bad(
+            "it reads the memory of a tensor that has gaps there, and extents that change",
+            hint="call contiguous() before, or export the model with fixed shapes",
+        )
+    extents, strides = ([v[a] for a in order] for v in (layout.extents, layout.strides))
+    return flat, _addresses(extents, strides, layout.offset - offset).reshape(-1)
+
+
+def _order(layout: Layout) -> list[int]:
+    """Return the axes in the order of memory, outermost first."""
+    return sorted(range(len(layout.strides)), key=lambda a: (-layout.strides[a], a))
+
+
+def _contiguous(shape: tuple[int, ...]) -> Layout:
+    return Layout(shape, tuple(_plain_strides(shape)), 0)
+
+
+def _plain_strides(extents: Sequence[int]) -> list[int]:
+    return [prod(extents[a + 1 :]) for a in range(len(extents))]
+
+
+def _addresses(extents: Sequence[int], strides: Sequence[int], first: int) -> Array:
+    steps = np.indices(tuple(extents), sparse=True)
+    found = np.full(tuple(extents), first, np.int64)
+    for step, stride in zip(steps, strides, strict=True):
+        found += step * stride
+    return found
+
+
+def _places(
+    c: Call, size: Sequence[int], strides: Sequence[int], first: int | Array, count: int
+) -> Array:
+    """Return which of the elements in the order of memory each element of a view is."""
+    if prod(size) > MAX_CONSTANT:
+        raise c.bad(f"a view of shape {list(size)} needs a table of indices that is too large")
+    if isinstance(first, int):
+        found = _addresses(size, strides, first)
+        is_inside = bool(found.min() >= 0 and found.max() < count)
+    else:
+        wanted = _addresses(size, strides, 0)
+        order = np.argsort(first, kind="stable")
+        at = np.minimum(np.searchsorted(first[order], wanted), count - 1)
+        found = order[at]
+        is_inside = bool((first[found] == wanted).all())
+    if not is_inside:
+        raise _outside(c)
+    return np.ascontiguousarray(found)
+
+
+def _outside(c: Call) -> Exception:
+    return c.bad(
+        "it reads memory beside the elements of its operand", hint="call contiguous() before"
+    )

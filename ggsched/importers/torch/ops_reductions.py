@@ -8,12 +8,16 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.importers.common.emit import Value
-from ggsched.importers.torch.call import CONVERTERS, Call, converts, is_float
+from ggsched.importers.torch.call import CONVERTERS, Call, Operand, converts, is_float
+from ggsched.importers.torch.ops_layout import filled
 
 REDUCTIONS: Final = {
     "sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "mean": "mean",
     "logsumexp": "log_sum_exp", "nansum": "sum",
 }  # fmt: skip
+
+MANY_ROWS: Final = 25
+"""Rows beyond which PyTorch computes distances by a product of matrices."""
 
 
 def _reduce(
@@ -103,6 +107,70 @@ def _median(c: Call, self: Value, dim: int, keepdim: bool = False) -> list[Value
 @converts("argsort")
 def _argsort(c: Call, self: Value, *args: Any, **given: Any) -> Value:
     return _sort(c, self, *args, **given)[1]
+
+
+@converts("histc")
+def _histc(c: Call, self: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+    x, kind = c.reshape(c.floating(self), (-1,)), self.dtype.name
+    if not x.shape[0]:
+        return filled(c, (bins,), 0, kind)
+    edges: list[Value] = [c.const(v, x.dtype.name) for v in (min, max)]
+    low, high = edges
+    if min == max:  # the range of the elements, widened where it is empty
+        low, high = (c.nd(f"reduce_{n}", x, axes=(0,), keepdims=False) for n in ("min", "max"))
+        is_empty, one = c.nd("equal", low, high), c.const(1, x.dtype.name)
+        low = c.nd("where", is_empty, c.nd("sub", low, one), low)
+        high = c.nd("where", is_empty, c.nd("add", high, one), high)
+    scaled = c.nd("mul", c.nd("sub", x, low), c.const(bins, x.dtype.name))
+    place = c.nd("floor", c.nd("div", scaled, c.nd("sub", high, low)))
+    place = c.nd("min", place, c.const(bins - 1, x.dtype.name))  # the last bin has its upper edge
+    inside = c.nd("and", c.nd("greater_equal", x, low), c.nd("less_equal", x, high))
+    steps = c.const(np.arange(bins), x.dtype.name)  # type: ignore[arg-type]
+    is_there = c.nd("equal", c.reshape(place, (-1, 1)), steps)
+    found = c.nd("and", is_there, c.reshape(inside, (-1, 1)))
+    return c.cast(c.nd("reduce_sum", c.cast(found, "f32"), axes=(0,), keepdims=False), kind)
+
+
+@converts("searchsorted", "bucketize")
+def _searchsorted(
+    c: Call, sorted_sequence: Value, self: Operand, *, out_int32: bool = False,
+    right: bool = False, side: str | None = None, sorter: Value | None = None,
+) -> Value:  # fmt: skip
+    edges, values = c.joined(sorted_sequence, self)
+    if c.name == "bucketize":
+        edges, values = values, edges
+    if sorter is not None:
+        edges = c.nd("gather_elements", edges, sorter, axis=-1)
+    if len(edges.shape) > 1:
+        edges = c.reshape(edges, (*edges.shape[:-1], 1, edges.shape[-1]))
+    op = "less_equal" if right or side == "right" else "less"
+    before = c.nd(op, edges, c.reshape(values, (*values.shape, 1)))
+    if is_float(values):  # NaN is behind all
+        nan = c.reshape(c.nd("is_nan", values), (*values.shape, 1))
+        before = c.nd("or", before, nan)
+    kind = "i32" if out_int32 else "i64"
+    return c.nd("reduce_sum", c.cast(before, kind), axes=(-1,), keepdims=False)
+
+
+@converts("cdist", "_cdist_forward")
+def _cdist(c: Call, x1: Value, x2: Value, p: float = 2.0, compute_mode: int | None = None) -> Value:
+    rows, columns = x1.shape[-2], x2.shape[-2]
+    kind = x1.dtype.name
+    many = compute_mode == 1 or (compute_mode in (None, 0) and max(rows, columns) > MANY_ROWS)
+    if p == 2 and many:  # as PyTorch: by a product
+        squares = [
+            c.nd("reduce_sum", c.nd("mul", x, x), axes=(-1,), keepdims=True) for x in (x1, x2)
+        ]
+        both = c.nd("add", squares[0], c.swap(squares[1]))
+        product = c.nd("mul", c.nd("matmul", x1, c.swap(x2)), c.const(2, kind))
+        return c.nd("sqrt", c.nd("max", c.nd("sub", both, product), c.const(0, kind)))
+    a = c.reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
+    b = c.reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))
+    away = c.nd("sub", a, b)
+    if p == 0:
+        other = c.cast(c.nd("not", c.nd("equal", a, b)), kind)
+        return c.nd("reduce_sum", other, axes=(-1,), keepdims=False)
+    return _norm(c, away, p, [-1])
 
 
 @converts("cumsum", "cumprod")

@@ -1,12 +1,13 @@
 """Goes through the nodes of an ``torch.fx`` graph in order and converts each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from ggsched.errors import ModelError
-from ggsched.importers.common.emit import Const, Emitter, Value
+from ggsched.errors import GgschedError, ModelError
+from ggsched.importers.common.emit import Const, Emitter, Value, not_supported
 from ggsched.importers.torch import (  # noqa: F401
     ops_elements,  # all register converters
     ops_indexing,
@@ -14,7 +15,7 @@ from ggsched.importers.torch import (  # noqa: F401
     ops_products,
     ops_reductions,
 )
-from ggsched.importers.torch.call import CONVERTERS, Results, convert, plain
+from ggsched.importers.torch.call import CONVERTERS, Layout, Results, convert, plain
 from ggsched.importers.torch.types import array_of, name_of
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import user_ops
@@ -106,7 +107,8 @@ class Walk:
         used = _used(node) if _is_several(node) else None
         schema = getattr(node.target, "_schema", None)
         names = [a.name for a in schema.arguments] if schema is not None else []
-        return convert(target, self.emit, where, args, dict(kwargs), used, names)
+        layout = _layout(node.args[0]) if "as_strided" in target else None
+        return convert(target, self.emit, where, args, dict(kwargs), used, names, layout)
 
     def _higher(self, name: str, args: Sequence[Any], where: str, depth: int) -> Results:
         if name != "cond":
@@ -156,6 +158,20 @@ def _has_values(value: Any) -> bool:
     return isinstance(value, (Const, Tensor))
 
 
+def _layout(node: Any) -> Layout | None:
+    """Return where the tensor of a node lay in memory when it was traced."""
+    value = getattr(node, "meta", {}).get("val")
+    if value is None:
+        return None
+    extents, strides = (tuple(map(_traced, v)) for v in (value.shape, value.stride()))
+    return Layout(extents, strides, _traced(value.storage_offset()))
+
+
+def _traced(n: Any) -> int:
+    """Return an extent, or what a symbol stood for when the program was traced."""
+    return n if isinstance(n, int) else int(n.node.hint)
+
+
 def _is_several(node: Any) -> bool:
     return bool(node.users) and all(
         getattr(u.target, "__name__", "") == "getitem" for u in node.users
@@ -187,6 +203,66 @@ def is_supported(node: Any) -> bool:
         or getattr(node.target, "__name__", "") in (*_MODES, "cond")
         or (name.count(".") > 1 and base.rpartition(".")[2] in {op.name for op in user_ops()})
     )
+
+
+def is_convertible(node: Any) -> bool:
+    """Whether a node can be converted alone, as far as the traced shapes and types say."""
+    if node.op != "call_function" or not is_supported(node):
+        return False
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    emit, known = Emitter("trial"), {}
+    try:
+        for given in node.all_input_nodes:
+            known[given] = _stand_in(emit, given)
+        Walk(emit)._node(node, known, 0)
+    except GgschedError:
+        return False
+    return True
+
+
+def _stand_in(emit: Emitter, node: Any) -> Any:
+    """Return a value of the type and shape that a node had when it was traced."""
+    value = node.meta.get("val")
+    if hasattr(value, "dtype"):
+        return emit.g.input(node.name, tuple(map(_traced, value.shape)), name_of(value.dtype))
+    return _traced(value) if hasattr(value, "node") else value
+
+
+def check_ops(module: Any) -> None:
+    """Refuse a graph with ops that are not supported, and name all of them.
+
+    Branches of ``cond`` are left out: one with a known condition is never converted.
+
+    Args:
+        module: A ``torch.fx.GraphModule``.
+
+    Raises:
+        ModelError: there are such ops.
+    """
+    nodes = [node for node in _calls(module) if not is_supported(node)]
+    missing = Counter(str(node.target) for node in nodes)
+    if missing:
+        where = _where(nodes[0], str(nodes[0].target))
+        raise not_supported(
+            missing,
+            where if len(missing) == 1 else type(module).__name__,
+            "give each a converter with ggsched.importers.torch.converts; if no op computes the"
+            " same, define one with ggsched.register_op",
+        )
+
+
+def _calls(module: Any) -> Iterator[Any]:
+    """Yield the nodes that call functions, also of graphs that are always run."""
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        yield node
+        if getattr(node.target, "__name__", "") in _MODES:
+            for a in node.args:
+                inner = getattr(module, str(a.target), None) if hasattr(a, "target") else None
+                if hasattr(inner, "graph"):
+                    yield from _calls(inner)
 
 
 def supported() -> list[str]:
