@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from ggsched.collector import collector_paused
 from ggsched.ids import show
 from ggsched.ir.intervals import IntervalMap
 from ggsched.plan.bundle import Plan
@@ -47,6 +48,7 @@ from ggsched.sanitize.report import Finding, Report, Touch
 _RULES: Final = (find_event_misuse, find_stuck, find_races, find_disorder, find_wrong_content)
 
 
+@collector_paused()
 def check_parts(plan: Plan, parts: Sequence[Part], *, runs: int = 3) -> Report:
     """Return what is wrong with the parts of a plan when they run several times in a row.
 
