@@ -112,7 +112,9 @@ def test_copy_onto_itself():
     b = w.value(arena, N // 2, N, of=a)
     w.launch(q, w.node("w", a))
     w.transfer(q, a, b)
-    assert "onto themselves" in only(w.plan()).what
+    first, second = check_plan(w.plan()).findings
+    assert "onto themselves" in first.what
+    assert second.relation == "value_homes"  # a replica beside its home
 
 
 def test_transfer_that_fills_a_part(plan):
