@@ -37,7 +37,7 @@ def operands(function):
     graph, plan = made()
     return {
         plan_from_json: (plan_to_json(plan),),
-        check_parts: (plan, cut_by_machine(plan, MACHINES)),
+        check_parts: (plan, cut_by_machine(plan, MACHINES), MACHINES),
         parse_graph: (print_graph(graph),),
     }.get(function, (plan,))
 
