@@ -27,7 +27,7 @@ from ggsched.sanitize.program import find_unfaithful
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
-from ggsched.sanitize.relations import find_disagreements
+from ggsched.sanitize.relations import GRAPH_RELATIONS, find_disagreements
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.rows import find_bad_rows
 from ggsched.trace.schema import Trace
@@ -35,6 +35,9 @@ from ggsched.trace.schema import Trace
 DEFAULT_RUNS: Final = 3
 """Two runs show what the end of one does to the beginning of the next; the third is for a race
 between runs that are not neighbours."""
+
+GRAPH_RULES: Final = ("ops", "access_modes", "operand_bytes", "outputs", *GRAPH_RELATIONS)
+"""What a plan is checked for only if its graph is given."""
 
 _STREAM_RULES: Final[tuple[Callable[[EventStream], list[Finding]], ...]] = (
     find_capture_misuse,

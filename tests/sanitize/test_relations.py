@@ -1,6 +1,8 @@
 """Artifacts that do not agree: each relation is found by its name, and valid plans are clean."""
 
+import re
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -103,3 +105,13 @@ def test_every_relation_is_broken_and_found(name):
             assert name in broken(mutant, graph), what
             found += 1
     assert found
+
+
+def test_the_page_lists_every_relation():
+    page = (Path(__file__).parents[2] / "docs/reference/plan-format.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What must agree\n")[2]
+    rows = re.findall(r"^\| `(\w+)` \| .* \| *(yes)? *\|$", section, re.M)
+    assert rows == [
+        *((name, "") for name in RELATIONS),
+        *((name, "yes") for name in GRAPH_RELATIONS),
+    ]
