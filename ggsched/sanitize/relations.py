@@ -180,6 +180,20 @@ def transfer_order(plan: Plan) -> Iterator[Mismatch]:
         last = max(last, t.before)
 
 
+def host_views(plan: Plan) -> Iterator[Mismatch]:
+    """Rows are read through the host view of host memory, by the device that they go to."""
+    values = plan.splits.values
+    for t in plan.splits.transfers:
+        if t.rows is None or not t.rows.through_host_view:
+            continue
+        source, there = plan.devices[values[t.src].device], values[t.dst].device
+        if not source.is_host:
+            subject = f"the source of transfer {t.id}, which has no host view,"
+            yield Mismatch(subject, source.name, "host memory")
+        if t.by != there:
+            yield Mismatch(f"the device of transfer {t.id} from a host view", t.by, there)
+
+
 def next_run(plan: Plan) -> Iterator[Mismatch]:
     """The second access of a hazard is of the next run if it stands before the first one.
 
@@ -315,6 +329,7 @@ RELATIONS: Final[Mapping[str, Callable[[Plan], Iterator[Mismatch]]]] = {
         split_order,
         split_devices,
         transfer_order,
+        host_views,
         next_run,
         stream_counts,
         group_patterns,

@@ -156,6 +156,19 @@ def transfer_order(plan: Plan) -> Mutants:
             yield what, _in_splits(plan, "transfers", *turned)
 
 
+def host_views(plan: Plan) -> Mutants:
+    """Let the device that holds rows have no host view, or move them itself."""
+    for t in plan.splits.transfers:
+        if t.rows is not None and t.rows.through_host_view:
+            here = plan.splits.values[t.src].device
+            without = _with_facts(plan, here, is_host=False)
+            yield f"{show('device', here)} has no host view", without
+            yield (
+                f"transfer {t.id} by its source",
+                _in_splits(plan, "transfers", replace(t, by=here)),
+            )
+
+
 def next_run(plan: Plan) -> Mutants:
     """Let a wait be for this run instead of the next, or the other way round."""
     for command in plan.commands:
@@ -283,6 +296,7 @@ RELATION_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
         split_order,
         split_devices,
         transfer_order,
+        host_views,
         next_run,
         stream_counts,
         group_patterns,

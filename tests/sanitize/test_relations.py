@@ -1,9 +1,11 @@
 """Artifacts that do not agree: each relation is found by its name, and valid plans are clean."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -12,14 +14,16 @@ from ggsched.ir import GraphBuilder
 from ggsched.ir.fusion import PATTERNS
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
+from ggsched.plan.effects import Hazard
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.relations import GRAPH_RELATIONS, RELATIONS
 from ggsched.testing.generators.strategies import graphs
 from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
-from ggsched.testing.plan_builder import fake_device
+from ggsched.testing.plan_builder import NO_HAZARD, PlanWriter, fake_device
 from ggsched.testing.plan_mutants_relations import RELATION_MUTATIONS
 from ggsched.topology import Topology
 from tests.sanitize.test_rows import GRAPH as EXPERTS
+from tests.sanitize.test_rows import TOPOLOGY as ROWS_ON
 from tests.sanitize.test_rows import planned as planned_rows
 
 EACH = 10
@@ -93,6 +97,7 @@ def fixed():
         (graph, make_plan(graph, Topology(devices), wanted, options)),
         (apart, make_plan(apart, Topology(devices[:1]), Constraints())),
         (EXPERTS, planned_rows()),
+        (EXPERTS, planned_rows(topology=replace(ROWS_ON, copy_paths={}))),
     ]
 
 
@@ -115,3 +120,22 @@ def test_the_page_lists_every_relation():
         *((name, "") for name in RELATIONS),
         *((name, "yes") for name in GRAPH_RELATIONS),
     ]
+
+
+def test_waits_for_the_next_run_do_not_hold_back_the_host():
+    """They are enqueued when it begins: outputs are read before, whatever the wait says."""
+    w = PlanWriter(fake_device())
+    q, x = w.stream(), w.host_input("x", 16)
+    there = w.value(w.arena("compute", 0, 32), 0, 16, of=x)
+    first = w.transfer(q, x, there)
+    out = w.host_output("y", 16, of=x)
+    w.transfer(q, there, out)
+    upload = w.plan().commands[first]
+    region = upload.src
+    overwritten = Hazard("WAR", region.arena, region.offset, region.end, first, -1, True)
+    w.sync(q, None, overwritten)
+    plan = w.plan()
+    assert {f.kind for f in check_plan(plan).findings} == {"race"}
+    now = msgspec.structs.replace(plan.commands[-1], hazard=NO_HAZARD)
+    kept = msgspec.structs.replace(plan, commands=(*plan.commands[:-1], now))
+    assert check_plan(kept).is_clean
