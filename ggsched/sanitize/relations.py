@@ -71,8 +71,7 @@ def arena_names(plan: Plan) -> Iterator[Mismatch]:
     storages: dict[str, int] = {}
     for value, arena in _placed(plan):
         if value.bound and arena.name != value.bound:
-            subject = f"the name of {show('arena', arena.id)}, which holds {_name(value)},"
-            yield Mismatch(subject, repr(arena.name), repr(value.bound))
+            yield Mismatch(_of(arena, "name", value), repr(arena.name), repr(value.bound))
         storage = storages.setdefault(value.bound, value.storage) if value.bound else value.storage
         if storage != value.storage:
             ids = show("tensor", value.storage), show("tensor", storage)
@@ -88,11 +87,10 @@ def arena_kinds(plan: Plan) -> Iterator[Mismatch]:
     for value, arena in _placed(plan):
         kinds: tuple[str, ...] = ("compute",) if value.device != HOST else (value.kind,)
         kinds = ("weight", "state") if value.bound else kinds
-        subject = f"of {show('arena', arena.id)}, which holds {_name(value)},"
         if arena.kind not in kinds:
-            yield Mismatch(f"the kind {subject}", arena.kind, " or ".join(kinds))
+            yield Mismatch(_of(arena, "kind", value), arena.kind, " or ".join(kinds))
         if arena.device != value.device:
-            yield Mismatch(f"the device {subject}", arena.device, value.device)
+            yield Mismatch(_of(arena, "device", value), arena.device, value.device)
 
 
 def arena_lengths(plan: Plan) -> Iterator[Mismatch]:
@@ -288,8 +286,7 @@ def bound_tensors(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
         if value.bound != (due := root.name if is_kept else ""):
             yield Mismatch(f"the name of {_name(value)}", repr(value.bound), repr(due))
         if is_kept and arena.kind != root.role.value:
-            subject = f"the kind of {show('arena', arena.id)}, which holds {root.name!r},"
-            yield Mismatch(subject, arena.kind, root.role.value)
+            yield Mismatch(_of(arena, "kind", value), arena.kind, root.role.value)
         is_inside = 0 <= value.start <= value.end <= root.nbytes
         if not is_inside or (value.kind in ("home", "input") and value.nbytes != root.nbytes):
             held, whole = f"[{value.start}:{value.end}]", f"[0:{root.nbytes}]"
@@ -349,6 +346,10 @@ def _placed(plan: Plan) -> Iterator[tuple[Value, Arena]]:
     arenas = plan.memory.arenas
     for value, region in zip(plan.splits.values, plan.memory.regions, strict=True):
         yield value, arenas[region.arena]
+
+
+def _of(arena: Arena, fact: str, value: Value) -> str:
+    return f"the {fact} of {show('arena', arena.id)}, which holds {_name(value)},"
 
 
 def _name(value: Value) -> str:
