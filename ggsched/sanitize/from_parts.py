@@ -63,7 +63,7 @@ def check_parts(
         runs: How many consecutive runs to look at. Nothing is assumed to order a run of one machine
             after the run before of another.
     """
-    findings = [*_find_unfaithful(plan, parts), *_find_elsewhere(plan, parts, machine_of)]
+    findings = _find_unfaithful(plan, parts) or [*_find_elsewhere(plan, parts, machine_of)]
     if not findings:
         writer = _Writer(plan, parts, runs)
         stream = writer.stream()

@@ -70,14 +70,15 @@ def arena_names(plan: Plan) -> Iterator[Mismatch]:
     kept = {arena.id for arena in plan.memory.arenas if arena.kind in ("weight", "state")}
     storages: dict[str, int] = {}
     for value, arena in _placed(plan):
-        if value.bound and arena.name != value.bound:
+        if not value.bound:
+            continue
+        kept.discard(arena.id)
+        if arena.name != value.bound:
             yield Mismatch(_of(arena, "name", value), repr(arena.name), repr(value.bound))
-        storage = storages.setdefault(value.bound, value.storage) if value.bound else value.storage
+        storage = storages.setdefault(value.bound, value.storage)
         if storage != value.storage:
             ids = show("tensor", value.storage), show("tensor", storage)
             yield Mismatch(f"the tensor {value.bound!r} of {_name(value)}", *ids)
-        if value.bound:
-            kept.discard(arena.id)
     for i in sorted(kept):
         yield Mismatch(f"what {show('arena', i)} holds", "nothing", "the tensor of its name")
 
@@ -120,8 +121,10 @@ def memory_sizes(plan: Plan) -> Iterator[Mismatch]:
     """A device has the memory that the plan takes; weights may stay in host memory it imports."""
     used: Counter[int] = Counter()
     for arena in plan.memory.arenas:
+        if arena.device == HOST:
+            continue
         facts = plan.devices[arena.device]
-        if arena.device == HOST or (arena.kind == "weight" and facts.imports_host_memory):
+        if arena.kind == "weight" and facts.imports_host_memory:
             continue
         used[arena.device] += arena.nbytes
         if arena.nbytes > facts.max_allocation_nbytes:
@@ -235,6 +238,8 @@ def group_patterns(plan: Plan) -> Iterator[Mismatch]:
 
 def group_order(plan: Plan) -> Iterator[Mismatch]:
     """Groups are ordered by their last nodes; each lies in one split, on one stream."""
+    if not plan.fusions:
+        return
     split_of = {n: s.id for s in plan.splits.splits for n in range(s.first, s.end)}
     previous = -1
     for fusion in plan.fusions:
@@ -295,15 +300,16 @@ def bound_tensors(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
 
 def row_lengths(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
     """A row is as long as the stride of the weight of which a node takes rows."""
-    rows = {t.dst: t for t in plan.splits.transfers if t.rows is not None}
+    rows = {t.dst: (t.id, t.rows.nbytes) for t in plan.splits.transfers if t.rows is not None}
     for node in graph.nodes if rows else ():
         taken = OPS[node.op].rows
-        t = rows.get(plan.splits.bindings[node.id][taken[0]]) if taken else None
-        if taken and t is not None and t.rows is not None:
-            stride = graph.tensors[node.inputs[taken[0]]].strides[0]
-            if t.rows.nbytes != stride:
-                subject = f"the length of a row of transfer {t.id}"
-                yield Mismatch(subject, t.rows.nbytes, stride)
+        bound = plan.splits.bindings[node.id]
+        if taken is None or taken[0] >= len(bound) or bound[taken[0]] not in rows:
+            continue
+        (transfer, nbytes), weight = rows[bound[taken[0]]], graph.tensors[node.inputs[taken[0]]]
+        if nbytes != weight.strides[0]:
+            subject = f"the length of a row of transfer {transfer}"
+            yield Mismatch(subject, nbytes, weight.strides[0])
 
 
 def node_devices(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
