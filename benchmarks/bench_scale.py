@@ -65,7 +65,9 @@ def measured(machines: int, batches: int) -> dict[str, float]:
     parts = _seconds(took, "cut", count, lambda: cut_by_machine(plan, cluster.machine_of))
     report = _seconds(took, "check", count, lambda: check_plan(plan))
     assert report.is_clean
-    report = _seconds(took, "check the parts", count, lambda: check_parts(plan, parts))
+    report = _seconds(
+        took, "check the parts", count, lambda: check_parts(plan, parts, cluster.machine_of)
+    )
     assert report.is_clean
     took["commands"] = len(plan.commands) / count
     return took

@@ -1,5 +1,7 @@
 """``ggsched check``: check a plan, a trace or litmus programs."""
 
+from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -33,37 +35,45 @@ def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:
 
     FILE is a plan (as of 'ggsched plan -o'), a trace (as of 'ggsched run --trace') or litmus
     programs, of which both variants are looked at. Nothing is run. A plan that carries its graph
-    (as of 'ggsched plan --with-graph') is compared with it, step by step. The exit code is 1 if
-    anything is found; advice is not a finding.
+    (as of 'ggsched plan --with-graph') is compared with it, step by step; for a plan without one
+    the rules that need it are listed as not checked. The exit code is 1 if anything is found;
+    advice is not a finding.
     """
-    kind, reports = _reports(file, read_bytes(file), advice, graph)
+    kind, reports, unchecked = _reports(file, read_bytes(file), advice, graph)
     if as_json:
-        write_json(_as_json(file, kind, reports))
+        write_json({**_as_json(file, kind, reports), "not_checked": unchecked})
     else:
         write_out("".join(report.to_text(columns()) for report in reports))
+        if unchecked:
+            names = ", ".join(unchecked)
+            fix = "give the graph by --graph, or plan with --with-graph"
+            write_out(fill(f"not checked without the graph: {names}; {fix}", columns()) + "\n")
     return 0 if all(report.is_clean for report in reports) else _FINDING
 
 
 def _reports(
     file: str, data: bytes, advice: bool, graph: str | None
-) -> tuple[Literal["plan", "trace", "litmus"], "list[Report]"]:
+) -> tuple[Literal["plan", "trace", "litmus"], "list[Report]", Sequence[str]]:
+    """Return what FILE is, what was found in it, and the rules that were not applied."""
     from ggsched.sanitize import check_trace
     from ggsched.trace.export import is_trace, read_trace
 
     if graph is not None and (is_trace(data) or data.lstrip()[:1] != b"{"):
         raise UsageError("--graph is for plans", where=file, why="this is not a plan")
     if is_trace(data) or _is_json_lines(data):
-        return "trace", [check_trace(read_trace(data, file), advice=advice)]
+        return "trace", [check_trace(read_trace(data, file), advice=advice)], ()
     if data.lstrip()[:1] == b"{":
-        from ggsched.sanitize import check_plan
+        from ggsched.sanitize.check import GRAPH_RULES, check_plan
 
         plan = _plan(file, data)
-        return "plan", [check_plan(plan, advice=advice, graph=_graph(file, plan, graph))]
+        known = _graph(file, plan, graph)
+        unchecked = GRAPH_RULES if known is None else ()
+        return "plan", [check_plan(plan, advice=advice, graph=known)], unchecked
     from ggsched.testing.litmus import check_variant, parse_litmus
     from ggsched.testing.litmus.program import VARIANTS
 
     blocks = parse_litmus(as_text(data, file), file)
-    return "litmus", [check_variant(b, v, advice=advice) for b in blocks for v in VARIANTS]
+    return "litmus", [check_variant(b, v, advice=advice) for b in blocks for v in VARIANTS], ()
 
 
 def _is_json_lines(data: bytes) -> bool:

@@ -93,7 +93,7 @@ class RemoteStore:
         """
         parts = cut_by_machine(plan, self.group.machine_of)
         if self._is_sanitized:
-            check_parts(plan, parts).raise_if_findings()
+            check_parts(plan, parts, self.group.machine_of).raise_if_findings()
         key = next(self._keys)
         self._dtypes |= {t.name: host_form(t) for t in graph.roots(Role.WEIGHT)}
         text, data = print_graph(graph).encode(), plan_to_json(plan)

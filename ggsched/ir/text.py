@@ -19,6 +19,7 @@ every string survives. Empty lines and lines that start with ``#`` are skipped.
 import re
 from typing import Final
 
+from ggsched.collector import collector_paused
 from ggsched.errors import GraphError
 from ggsched.ids import show
 from ggsched.ir.dtype import dtype_by_name
@@ -112,6 +113,7 @@ def _param(value: Param) -> str:
             return repr(value)
 
 
+@collector_paused()
 def parse_graph(text: str) -> Graph:
     """Read a graph from its text form and verify it.
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ggsched.collector import collector_paused
 from ggsched.errors import GgschedError, PlanError
 from ggsched.ir.ops import OPS
 from ggsched.plan.bundle import FORMAT, Plan
@@ -23,12 +24,14 @@ _PLAN: Final = msgspec.json.Decoder(Plan)
 """Made once: msgspec is not safe against threads that meet a type for the first time."""
 
 
+@collector_paused()
 def plan_to_json(plan: Plan) -> bytes:
     """Return the plan as JSON."""
     plain = msgspec.to_builtins(plan, str_keys=True, order="deterministic")
     return msgspec.json.encode(plain)
 
 
+@collector_paused()
 def plan_from_json(data: bytes | str) -> Plan:
     """Read a plan back.
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ggsched.collector import collector_paused
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import Effects
 from ggsched.plan.splits import HOST
@@ -58,6 +59,7 @@ class PlanStats(msgspec.Struct, frozen=True):
     planning_s: float
 
 
+@collector_paused()
 def plan_stats(plan: Plan) -> PlanStats:
     """Return the numbers about a plan."""
     memory, streams = plan.memory, plan.streams.streams

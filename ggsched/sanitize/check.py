@@ -1,6 +1,6 @@
 """The rules, and what they are applied to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from ggsched.collector import collector_paused
@@ -27,6 +27,7 @@ from ggsched.sanitize.program import find_unfaithful
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
+from ggsched.sanitize.relations import GRAPH_RELATIONS, find_disagreements
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.rows import find_bad_rows
 from ggsched.trace.schema import Trace
@@ -34,6 +35,9 @@ from ggsched.trace.schema import Trace
 DEFAULT_RUNS: Final = 3
 """Two runs show what the end of one does to the beginning of the next; the third is for a race
 between runs that are not neighbours."""
+
+GRAPH_RULES: Final = ("ops", "access_modes", "operand_bytes", "outputs", *GRAPH_RELATIONS)
+"""What a plan is checked for only if its graph is given."""
 
 _STREAM_RULES: Final[tuple[Callable[[EventStream], list[Finding]], ...]] = (
     find_capture_misuse,
@@ -61,6 +65,7 @@ def check_plan(
     runs: int = DEFAULT_RUNS,
     advice: bool = False,
     graph: Graph | None = None,
+    without: Collection[str] = (),
 ) -> Report:
     """Return what is wrong with a plan when it runs several times in a row.
 
@@ -70,14 +75,15 @@ def check_plan(
     storage; events that are misused and waits that never end; nodes and transfers that are not
     carried out once, where the plan says; regions outside their place; launches that touch more
     than they declare; groups that are not launched as one or overwrite what they read; waits whose
-    hazard is none.
+    hazard is none; artifacts that disagree, see ``ggsched.sanitize.relations``.
 
     Args:
         plan: The plan; any plan, also a broken one.
         runs: How many consecutive runs to look at.
         advice: Whether to name redundant waits, events and copies, if nothing is wrong.
         graph: The graph that the plan is of. With it each step is compared with its node: access
-            modes, bytes of each operand, outputs.
+            modes, bytes of each operand, outputs; and ``GRAPH_RELATIONS`` hold.
+        without: Names of ``RELATIONS`` that are not looked at.
 
     Examples:
         >>> from ggsched import GraphBuilder, Scheduler
@@ -100,6 +106,7 @@ def check_plan(
         findings += find_wrong_slots(plan)
         for plan_rule in _PLAN_RULES:
             findings += plan_rule(plan, effects)
+        findings += find_disagreements(plan, without)
         if graph is not None:
             findings += find_departures(plan, effects, graph)
         if advice and not findings:

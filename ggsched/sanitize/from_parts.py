@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from ggsched.collector import collector_paused
 from ggsched.ids import show
 from ggsched.ir.intervals import IntervalMap
 from ggsched.plan.bundle import Plan
@@ -42,12 +43,15 @@ from ggsched.sanitize.events import (
 )
 from ggsched.sanitize.from_plan import PlanNames, from_plan
 from ggsched.sanitize.races import find_races
-from ggsched.sanitize.report import Finding, Report, Touch
+from ggsched.sanitize.report import Finding, Report, Touch, instead
 
 _RULES: Final = (find_event_misuse, find_stuck, find_races, find_disorder, find_wrong_content)
 
 
-def check_parts(plan: Plan, parts: Sequence[Part], *, runs: int = 3) -> Report:
+@collector_paused()
+def check_parts(
+    plan: Plan, parts: Sequence[Part], machine_of: Sequence[int], *, runs: int = 3
+) -> Report:
     """Return what is wrong with the parts of a plan when they run several times in a row.
 
     ``check_plan`` checks the plan itself.
@@ -55,10 +59,11 @@ def check_parts(plan: Plan, parts: Sequence[Part], *, runs: int = 3) -> Report:
     Args:
         plan: The plan.
         parts: All its parts.
+        machine_of: The machine of each device.
         runs: How many consecutive runs to look at. Nothing is assumed to order a run of one machine
             after the run before of another.
     """
-    findings = _find_unfaithful(plan, parts)
+    findings = _find_unfaithful(plan, parts) or [*_find_elsewhere(plan, parts, machine_of)]
     if not findings:
         writer = _Writer(plan, parts, runs)
         stream = writer.stream()
@@ -103,6 +108,28 @@ def _find_unfaithful(plan: Plan, parts: Sequence[Part]) -> list[Finding]:
     if sorted(t for part in parts for t in part.outputs) != wanted:
         add("the outputs are not handed over once each", -1)
     return findings
+
+
+def _find_elsewhere(
+    plan: Plan, parts: Sequence[Part], machine_of: Sequence[int]
+) -> Iterator[Finding]:
+    """Yield commands in the part of a machine that lacks a device, memory or event of theirs."""
+    arenas = [arena.device for arena in plan.memory.arenas]
+    streams = [stream.device for stream in plan.streams.streams]
+    recorded = {e: streams[c.stream] for c in plan.commands for e in c.effects.records}
+    for part in parts:
+        for c in part.commands:
+            if isinstance(c, Send | Receive):
+                continue
+            effects = c.effects
+            devices = {streams[q] for q in effects.streams}
+            devices |= {arenas[r.arena] for r in (*effects.reads, *effects.writes)}
+            devices |= {recorded[e] for e in effects.waits if e in recorded}
+            for device in sorted(devices - {HOST}):
+                if machine_of[device] != part.machine:
+                    says = f"{show('command', c.id)} for {plan.devices[device].name} is on machine"
+                    due, fix = machine_of[device], "cut the plan anew"
+                    yield instead("launch", says, part.machine, due, c.id, fix)
 
 
 def _is_message(ends: Sequence[tuple[int, PartCommand]]) -> bool:

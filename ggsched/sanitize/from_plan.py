@@ -114,6 +114,14 @@ def splits_of_nodes(plan: Plan) -> list[int]:
     return split_of
 
 
+def _first_for_next_run(effects: Sequence[Effects]) -> int:
+    """Return the first of the waits at the end that are enqueued when the next run begins."""
+    end = len(effects)
+    while end and (hazard := effects[end - 1].hazard) and hazard.next_run:
+        end -= 1
+    return end
+
+
 class _Writer:
     def __init__(self, plan: Plan, effects: Sequence[Effects]) -> None:
         self._plan = plan
@@ -128,7 +136,10 @@ class _Writer:
         """Yield the events of one run."""
         plan = self._plan
         yield from self._host(HOST_WRITES, plan.inputs, "w")
+        until = _first_for_next_run(self._effects)
         for source, effects in enumerate(self._effects):
+            if source == until:
+                yield from self._host(HOST_READS, plan.outputs, "r")
             if effects.waits or effects.blocks_host or effects.is_barrier:
                 yield from self._waits(source, effects)
             if effects.steps:
@@ -136,7 +147,8 @@ class _Writer:
                 yield from (self._nodes if is_node else self._transfer)(source, effects)
             for event in effects.records:
                 yield Event(source, "record", 1 + effects.streams[0], _HOST, event=event)
-        yield from self._host(HOST_READS, plan.outputs, "r")
+        if until == len(self._effects):
+            yield from self._host(HOST_READS, plan.outputs, "r")
 
     def _host(self, source: int, slots: Sequence[HostSlot], mode: str) -> Iterator[Event]:
         regions = [self._plan.memory.regions[slot.value] for slot in slots]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
-from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import HostSlot, Plan
 from ggsched.plan.effects import Effects, Step
+from ggsched.sanitize.relations import find_disagreements_with
 from ggsched.sanitize.report import Finding
 
 
@@ -76,7 +76,7 @@ def find_departures(plan: Plan, all_effects: Sequence[Effects], graph: Graph) ->
         what = f"the plan has {len(plan.nodes)} nodes, the graph {len(graph.nodes)}"
         return [Finding("graph", what, -1, "plan the graph again")]
     findings = [*_wrong_ops(plan, graph), *_wrong_outputs(plan, graph)]
-    findings += _wrong_arenas(plan, graph)
+    findings += find_disagreements_with(graph, plan)
     for i, effects in enumerate(all_effects):
         for step in effects.steps:
             if step.node >= 0:
@@ -88,17 +88,6 @@ def _wrong_ops(plan: Plan, graph: Graph) -> Iterator[Finding]:
     for node, info in zip(graph.nodes, plan.nodes, strict=True):
         if node.op != info.op:
             what = f"{show('node', node.id)} is {info.op} in the plan and {node.op} in the graph"
-            yield Finding("graph", what, -1, "plan the graph again")
-
-
-def _wrong_arenas(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    """Yield memory of weights and states that is not as long as the tensor."""
-    nbytes = {t.name: t.nbytes for role in (Role.WEIGHT, Role.STATE) for t in graph.roots(role)}
-    for arena in plan.memory.arenas:
-        if arena.kind in ("weight", "state") and nbytes.get(arena.name) != arena.nbytes:
-            is_known = arena.name in nbytes
-            has = f"it has {nbytes[arena.name]}" if is_known else f"there is no such {arena.kind}"
-            what = f"{show('arena', arena.id)} holds {arena.nbytes} bytes of {arena.name!r}, {has}"
             yield Finding("graph", what, -1, "plan the graph again")
 
 

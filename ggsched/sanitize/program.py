@@ -15,7 +15,7 @@ from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST, Transfer
 from ggsched.sanitize.events import EventStream, Span
 from ggsched.sanitize.from_plan import splits_of_nodes
-from ggsched.sanitize.report import Finding, FindingKind
+from ggsched.sanitize.report import Finding, instead
 from ggsched.sanitize.spans import merge, subtract
 
 
@@ -23,7 +23,7 @@ def find_unfaithful(
     plan: Plan, all_effects: Sequence[Effects], stream: EventStream
 ) -> list[Finding]:
     """Return commands that do not carry out what the artifacts of their plan say."""
-    walk = _Walk(plan)
+    walk = _CarriedOut(plan)
     for command, effects in zip(plan.commands, all_effects, strict=True):
         if effects.transfer >= 0:
             walk.transfer(command, effects)
@@ -35,8 +35,8 @@ def find_unfaithful(
     return walk.findings
 
 
-class _Walk:
-    """The walk over the commands.
+class _CarriedOut:
+    """Which command carries out each node and transfer.
 
     Attributes:
         findings: What was found.
@@ -51,26 +51,22 @@ class _Walk:
 
     def transfer(self, command: Command, effects: Effects) -> None:
         """Compare a command with its transfer."""
-        plan = self._plan
+        plan, name = self._plan, show("command", command.id)
         t = plan.splits.transfers[effects.transfer]
         if isinstance(command, Fill):
             self.findings += _misfilled(plan, command, t)
         elif t.has_source:
             self.findings += _misplaced(plan, command.id, effects, t)
         if t.id in self._moved:
-            name, first = show("command", command.id), show("command", self._moved[t.id])
-            what = f"{name} carries out transfer {t.id}, as {first} does"
-            self._add("launch", command.id, what, "carry it out once")
+            first = show("command", self._moved[t.id])
+            self._add(f"{name} carries out transfer {t.id}, as {first} does", command.id)
         self._moved[t.id] = command.id
-        if kind := _wrong_kind(plan, command, t):
-            name = show("command", command.id)
-            what = f"{name} is not a {kind}, which transfer {t.id} is"
-            self._add("launch", command.id, what, f"make it a {kind}")
-        on, due = effects.streams[0], plan.streams.of_transfer[t.id]
-        if on != due:
-            name = show("command", command.id)
-            what = f"{name} is on {show('stream', on)}, transfer {t.id} on {show('stream', due)}"
-            self._add("launch", command.id, what, f"put it on {show('stream', due)}")
+        says, due = f"{name} of transfer {t.id} is", _command_of(plan, t)
+        if type(command) is not due:
+            self._differ(f"{says} a", _name_of(type(command)), _name_of(due), command.id)
+        on, stream = effects.streams[0], plan.streams.of_transfer[t.id]
+        if on != stream:
+            self._differ(f"{says} on", show("stream", on), show("stream", stream), command.id)
 
     def nodes(self, command: Command, effects: Effects) -> None:
         """Compare the steps of a command with their nodes."""
@@ -89,25 +85,21 @@ class _Walk:
     def _wrong_launch(self, i: int, node: int, on: int, split: int | None) -> None:
         runs = f"{show('command', i)} runs {show('node', node)}"
         if node in self._launched:
-            first = show("command", self._launched[node])
-            self._add("launch", i, f"{runs}, as {first} does", "run it once")
+            self._add(f"{runs}, as {show('command', self._launched[node])} does", i)
         due, part = self._plan.streams.of_node[node], self._split_of[node]
         if on != due:
-            where = f"on {show('stream', on)} instead of {show('stream', due)}"
-            self._add("launch", i, f"{runs} {where}")
-        if split is not None and part != split:
-            what = f"{runs} as of {show('split', split)} instead of {show('split', part)}"
-            self._add("launch", i, what)
+            self._differ(f"{runs} on", show("stream", on), show("stream", due), i)
+        if split is not None and split != part:
+            self._differ(f"{runs} as of", show("split", split), show("split", part), i)
 
     def end(self) -> None:
         """Name what no command carries out."""
-        plan = self._plan
-        for node in range(len(plan.nodes)):
+        for node in range(len(self._plan.nodes)):
             if node not in self._launched:
-                self._add("launch", -1, f"no command runs {show('node', node)}", "launch it")
-        for t in plan.splits.transfers:
+                self._add(f"no command runs {show('node', node)}")
+        for t in self._plan.splits.transfers:
             if t.id not in self._moved:
-                self._add("launch", -1, f"no command carries out transfer {t.id}", "carry it out")
+                self._add(f"no command carries out transfer {t.id}")
 
     def _on_its_device(self, i: int, effects: Effects) -> None:
         """Check that nodes touch memory of their own device, or host memory that it shares."""
@@ -121,7 +113,7 @@ class _Walk:
             if where not in allowed:
                 place = f"{show('arena', arena)}, which is not in its memory"
                 what = f"{show('command', i)} on {plan.devices[device].name} uses {place}"
-                self._add("region", i, what, "copy it", Region(arena, 0, 0))
+                self.findings.append(Finding("region", what, i, "copy it", arena))
 
     def _may_read(self, device: int, where: int, arena: int, effects: Effects) -> bool:
         """Whether the command only reads an arena of a peer (COL-1)."""
@@ -134,29 +126,30 @@ class _Walk:
             for region, mode in zip(operands, modes, strict=True)
         )
 
-    def _add(
-        self, kind: FindingKind, i: int, what: str, fix: str = "", region: Region | None = None
-    ) -> None:
-        where = (-1, 0, 0) if region is None else (region.arena, region.offset, region.end)
-        self.findings.append(Finding(kind, what, i, fix, *where))
+    def _differ(self, says: str, found: str, due: str, i: int) -> None:
+        self.findings.append(instead("launch", says, found, due, i))
+
+    def _add(self, what: str, i: int = -1) -> None:
+        self.findings.append(Finding("launch", what, i, "carry it out once"))
 
 
 # --- transfers ------------------------------------------------------------------------------------
 
 
-def _wrong_kind(plan: Plan, command: Command, t: Transfer) -> str:
-    """Return what a command should be; empty if it is that."""
+def _command_of(plan: Plan, t: Transfer) -> type[Command]:
+    """Return the command that carries out a transfer."""
     src, dst = plan.splits.values[t.src], plan.splits.values[t.dst]
-    due: type[Command] = Copy
     if t.rows is not None:
-        due = CopyRows
-    elif t.pattern is not None:
-        due = Fill
-    elif src.device == HOST:
-        due = Upload
-    elif dst.device == HOST:
-        due = Download
-    return "" if type(command) is due else due.__name__.lower()
+        return CopyRows
+    if t.pattern is not None:
+        return Fill
+    if src.device == HOST:
+        return Upload
+    return Download if dst.device == HOST else Copy
+
+
+def _name_of(command: type[Command]) -> str:
+    return command.__name__.lower()
 
 
 def _misplaced(plan: Plan, i: int, effects: Effects, t: Transfer) -> Iterator[Finding]:
@@ -170,52 +163,45 @@ def _misplaced(plan: Plan, i: int, effects: Effects, t: Transfer) -> Iterator[Fi
         missing, held = show("value", target.id), show("value", source.id)
         what = f"{name} fills {missing} from {held}, which does not hold it"
         yield Finding("region", what, i, "", *_bytes(src))
-    elif dst != to or src != (home.arena, home.offset + skipped, to.nbytes):
-        begin = home._replace(offset=home.offset + skipped)
-        yield from _moves(i, src, dst, begin, to, t)
+    else:
+        begin = home._replace(offset=home.offset + skipped, nbytes=to.nbytes)
+        for verb, region, due, vid in (("reads", src, begin, t.src), ("fills", dst, to, t.dst)):
+            if region != due:
+                yield _elsewhere(f"{name} {verb}", region, due, vid, i)
     if src.arena == dst.arena and overlap(src, dst):
         what = f"{name} copies bytes onto themselves (CPY-3)"
         yield Finding("region", what, i, "", *_bytes(dst))
     arenas = plan.memory.arenas
-    here = plan.streams.streams[effects.streams[0]].device
-    if here != arenas[src.arena].device and here != arenas[dst.arena].device:
-        what = f"{name} runs on {plan.devices[here].name}, which holds neither end"
-        yield Finding("region", what, i, "run it on a stream of one end (CPY-1)")
+    ends = [arenas[region.arena].device for region in (src, dst)]
+    yield from _not_at(plan, f"{name} (CPY-1)", effects.streams[0], ends, i)
 
 
 def _misfilled(plan: Plan, command: Fill, t: Transfer) -> Iterator[Finding]:
     """Yield how a fill sets other bytes than those of its value, or sets them otherwise."""
-    name, due = show("command", command.id), plan.memory.regions[t.dst]
-    if t.pattern is None or command.pattern != t.pattern:
-        wanted = "a copy" if t.pattern is None else f"a fill with {t.pattern.hex()}"
-        what = f"{name} fills with {command.pattern.hex()}, but transfer {t.id} is {wanted}"
-        yield Finding("region", what, command.id, "", *_bytes(command.dst))
-    if command.dst != due:
-        what = f"{name} fills {command.dst.text} instead of {show('value', t.dst)} at {due.text}"
-        yield Finding("region", what, command.id, "fill all of it", *_bytes(command.dst))
-    here = plan.streams.streams[command.stream].device
-    if here != plan.memory.arenas[command.dst.arena].device:
-        what = f"{name} runs on {plan.devices[here].name}, which does not hold its bytes"
-        yield Finding("region", what, command.id, "run it on their own device (FIL-3)")
+    i, dst = command.id, command.dst
+    name, due = show("command", i), plan.memory.regions[t.dst]
+    if command.pattern != t.pattern:
+        wanted = "a copy" if t.pattern is None else t.pattern.hex()
+        says, found = f"the pattern of {name}, transfer {t.id}, is", command.pattern.hex()
+        yield instead("region", says, found, wanted, i, at=_bytes(dst))
+    if dst != due:
+        yield _elsewhere(f"{name} fills", dst, due, t.dst, i)
+    ends = [plan.memory.arenas[dst.arena].device]
+    yield from _not_at(plan, f"{name} (FIL-3)", command.stream, ends, i)
 
 
-def _moves(
-    i: int, src: Region, dst: Region, begin: Region, to: Region, t: Transfer
-) -> Iterator[Finding]:
-    """Yield in what a transfer differs from one that starts at ``begin`` and fills ``to``."""
-    name = show("command", i)
-    if src.nbytes != dst.nbytes:
-        what = f"{name} copies {src.nbytes} bytes onto {dst.nbytes}"
-        yield Finding("region", what, i, "", *_bytes(dst))
-    elif dst.nbytes < to.nbytes:
-        what = f"{name} fills only {dst.nbytes} bytes of {show('value', t.dst)}"
-        yield Finding("region", what, i, "copy all of it", *_bytes(dst))
-    ends = (("reads", src, begin, t.src), ("fills", dst, to, t.dst))
-    for verb, region, due, vid in ends:
-        if region[:2] != due[:2] or region.nbytes > to.nbytes:
-            right = due._replace(nbytes=to.nbytes).text
-            what = f"{name} {verb} {region.text} instead of {show('value', vid)} at {right}"
-            yield Finding("region", what, i, "", *_bytes(region))
+def _elsewhere(says: str, found: Region, due: Region, value: int, i: int) -> Finding:
+    """Return that a command touches other bytes than those of a value."""
+    wanted = f"{show('value', value)} at {due.text}"
+    return instead("region", says, found.text, wanted, i, at=_bytes(found))
+
+
+def _not_at(plan: Plan, name: str, stream: int, ends: Sequence[int], i: int) -> Iterator[Finding]:
+    """Yield that a command runs on a device that holds none of its bytes."""
+    here = plan.streams.streams[stream].device
+    if here not in ends:
+        due = " or ".join(plan.devices[device].name for device in ends if device != HOST)
+        yield instead("region", f"{name} runs on", plan.devices[here].name, due, i)
 
 
 def _bytes(region: Region) -> tuple[int, int, int]:
@@ -226,30 +212,20 @@ def _bytes(region: Region) -> tuple[int, int, int]:
 
 
 def _values_out_of_place(plan: Plan) -> Iterator[Finding]:
-    """Yield values off their alignment, in caches, or of another length than their place."""
+    """Yield values and arenas off their alignment, and values in places of another length."""
     arenas = plan.memory.arenas
-    alignments = [0 if a.kind == "cache" else max(a.alignment, 1) for a in arenas]
     for value, region in zip(plan.splits.values, plan.memory.regions, strict=True):
-        at, offset, nbytes = region
-        if nbytes == value.end - value.start and alignments[at] and not offset % alignments[at]:
-            continue
-        arena = arenas[at]
-        is_aligned = not nbytes or offset % max(arena.alignment, 1) == 0
-        name = show("value", value.id)
-        if not is_aligned:
-            what = f"{name} lies at {region.text}, which is not aligned to {arena.alignment}"
-            yield Finding("region", what, -1, "align it", *_bytes(region))
-        if region.nbytes != value.end - value.start:
-            what = f"{name} of {value.nbytes} bytes lies at {region.text}"
-            yield Finding("region", what, -1, "give it all of its bytes", *_bytes(region))
-        if arena.kind == "cache":
-            what = f"{name} lies in a cache, whose rows are kept from run to run"
-            yield Finding("reuse", what, -1, "give it memory of its own", *_bytes(region))
-    for arena in plan.memory.arenas:
+        alignment = max(arenas[region.arena].alignment, 1)
+        is_aligned = not region.nbytes or region.offset % alignment == 0
+        if not is_aligned or region.nbytes != value.nbytes:
+            due = f"{value.nbytes} bytes aligned to {alignment}"
+            says = f"the place of {show('value', value.id)} is"
+            yield instead("region", says, region.text, due, at=_bytes(region))
+    for arena in arenas:
         if arena.device != HOST and arena.alignment % plan.devices[arena.device].alignment:
             facts = plan.devices[arena.device]
-            what = f"{show('arena', arena.id)} is aligned to {arena.alignment}, {facts.name} to"
-            yield Finding("region", f"{what} {facts.alignment}", -1, "align it", arena.id)
+            says = f"the alignment of {show('arena', arena.id)} on {facts.name} is"
+            yield instead("region", says, arena.alignment, facts.alignment, at=(arena.id, 0, 0))
 
 
 def _undeclared(all_effects: Sequence[Effects], stream: EventStream) -> Iterator[Finding]:

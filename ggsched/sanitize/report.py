@@ -24,6 +24,7 @@ FindingKind = Literal[
     "graph",
     "fusion",
     "weight",
+    "relation",
     "id",
     "content",
     "freed",
@@ -38,8 +39,9 @@ program, which touch the same bytes. ``undefined``: reads bytes that nothing has
 onto itself. ``declared``: a launch that touches more than it says. ``launch``: a node or transfer
 that is not carried out once, where the plan says. ``hazard``: a wait that names a hazard which it
 does not discharge. ``graph``: a plan that does not compute its graph. ``fusion``: a group that is
-not launched as one, or that overwrites what it reads. ``weight``: writes a weight. ``id``: names
-what does not exist. ``progress``: a wait that can never end. Of traces also ``content``: reads
+not launched as one, or that overwrites what it reads. ``weight``: writes a weight. ``relation``:
+artifacts of a plan that disagree, see ``ggsched.sanitize.relations``. ``id``: names what does not
+exist. ``progress``: a wait that can never end. Of traces also ``content``: reads
 other content than it needs. ``freed``: uses memory that has been freed. ``capture``: a call that a
 capture does not stand. As advice ``waste``: nobody needs it."""
 
@@ -96,6 +98,7 @@ class Finding(msgspec.Struct, frozen=True):
         hazard: For a race ``RAW``, ``WAR`` or ``WAW``.
         earlier: For a race the access that is enqueued first.
         later: The other one.
+        relation: For ``relation`` the name of the relation that does not hold.
 
     Examples:
         >>> from ggsched.sanitize import Finding
@@ -112,6 +115,7 @@ class Finding(msgspec.Struct, frozen=True):
     hazard: Hazard = ""
     earlier: Touch | None = None
     later: Touch | None = None
+    relation: str = ""
 
     def to_text(self, number: str = "", width: int = WIDTH) -> str:
         """Return the finding in a few lines, the first of which begins with a number.
@@ -125,11 +129,38 @@ class Finding(msgspec.Struct, frozen=True):
             1. waste: a wait that nobody needs
               fix: leave it out
         """
-        lines = [f"{number}{self.kind}: {self.what}"]
+        kind = f"{self.kind} {self.relation}".rstrip()
+        lines = [f"{number}{kind}: {self.what}"]
         lines += [f"  {touch.to_text()}" for touch in (self.earlier, self.later) if touch]
         lines += [f"  fix: {self.fix}"] if self.fix else []
         folded = (wrap(line, width, subsequent_indent="      ") for line in lines)
         return "\n".join(part for parts in folded for part in parts)
+
+
+def instead(
+    kind: FindingKind,
+    says: str,
+    found: object,
+    due: object,
+    command: int = -1,
+    fix: str = "",
+    at: tuple[int, int, int] = (-1, 0, 0),
+    relation: str = "",
+) -> Finding:
+    """Return that something is not what it has to be.
+
+    Args:
+        kind: What sort of defect.
+        says: Subject and verb, e.g. ``c3 reads``.
+        found: What it says.
+        due: What it has to say.
+        command: Id of the command where it shows, or -1.
+        fix: The shortest repair.
+        at: Arena, first byte and end of the bytes concerned.
+        relation: See ``Finding``.
+    """
+    what = f"{says} {found} instead of {due}"
+    return Finding(kind, what, command, fix, *at, relation=relation)
 
 
 _ID: Final = re.compile(r"#\d+|\b[a-z]\d+\b")

@@ -9,6 +9,7 @@ from ggsched.cli.main import main
 from ggsched.ir.text import parse_graph
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.command import Launch
+from ggsched.sanitize.check import GRAPH_RULES
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
@@ -67,6 +68,17 @@ def test_what_only_the_graph_shows_is_found(call, tmp_path):
     code, out, _ = call("check", path, "--graph", tmp_path / "graph")
     assert code == 1
     assert out != without[1]
+
+
+def test_rules_that_need_a_missing_graph_are_listed(call, tmp_path):
+    path = tmp_path / "plan.json"
+    for more, rules in ((["--with-graph"], ()), ([], GRAPH_RULES)):
+        assert call(*PLAN, "-o", path, *more)[0] == 0
+        code, out, _ = call("check", path)
+        said = " ".join(out.split())
+        assert (code, "not checked without the graph" in said) == (0, bool(rules))
+        assert all(rule in said for rule in rules)
+        assert json.loads(call("check", path, "--json")[1])["not_checked"] == list(rules)
 
 
 def test_another_graph_is_a_finding(call, tmp_path):

@@ -66,7 +66,7 @@ def test_each_machine_gets_its_commands_once_and_messages_between():
     assert "from machine 1" in parts[0].text
     own = [c.id for part in parts for c in part.commands if not isinstance(c, Send | Receive)]
     assert sorted(own) == list(range(len(plan.commands)))
-    assert check_parts(plan, parts).is_clean
+    assert check_parts(plan, parts, [0, 1]).is_clean
 
 
 def test_bytes_that_a_machine_has_are_not_sent_again():
@@ -91,7 +91,8 @@ def test_machines_that_wait_for_each_other_are_found():
     mine = list(parts[0].commands)
     first = next(i for i, c in enumerate(mine) if isinstance(c, Send))
     mine.insert(waits, mine.pop(first))  # receives before it sends
-    report = check_parts(plan, (msgspec.structs.replace(parts[0], commands=tuple(mine)), parts[1]))
+    turned = msgspec.structs.replace(parts[0], commands=tuple(mine)), parts[1]
+    report = check_parts(plan, turned, [0, 1])
     assert {f.kind for f in report.findings} == {"progress"}
     assert "machine 0 waits forever: receive #1" in report.to_text()
     assert sent
@@ -109,9 +110,8 @@ def test_halves_that_do_not_match_are_found(change):
         commands[i] = msgspec.structs.replace(send, machine=2)
     else:
         commands.insert(i, send)
-    report = check_parts(
-        plan, (msgspec.structs.replace(parts[0], commands=tuple(commands)), parts[1])
-    )
+    changed = msgspec.structs.replace(parts[0], commands=tuple(commands)), parts[1]
+    report = check_parts(plan, changed, [0, 1])
     assert "message #0 does not have a sender and a receiver" in report.to_text()
 
 
@@ -199,7 +199,7 @@ def two_stages(batches):
 
 def test_the_next_micro_batch_is_enqueued_before_the_host_waits_for_one():
     plan, parts = two_stages(4)
-    assert check_parts(plan, parts).is_clean
+    assert check_parts(plan, parts, [0, 1]).is_clean
     sender = next(p.commands for p in parts if isinstance(p.commands[-1], Send))
     for before, wait in pairwise(c for c in sender if isinstance(c, HostSync)):
         between = sender[sender.index(before) : sender.index(wait)]
@@ -226,7 +226,7 @@ def test_a_wait_that_stands_too_late_is_found():
     commands[over + 1 : over + 1] = [wait, send]
     broken = [*parts]
     broken[k] = msgspec.structs.replace(parts[k], commands=tuple(commands))
-    assert not check_parts(plan, broken).is_clean
+    assert not check_parts(plan, broken, [0, 1]).is_clean
 
 
 def test_what_the_run_before_reads_is_not_overwritten_ahead_of_a_wait():
@@ -242,7 +242,7 @@ def test_what_the_run_before_reads_is_not_overwritten_ahead_of_a_wait():
     pins = Constraints(pins={0: 0, 1: 1}, homes={"s": 1, "t": 1})
     plan = make_plan(graph, topology, pins, verify=True)
     parts = cut_by_machine(plan, [0, 1])
-    report = check_parts(plan, parts)
+    report = check_parts(plan, parts, [0, 1])
     assert report.is_clean, report.to_text()
     commands = parts[1].commands
     sends = next(i for i, c in enumerate(commands) if isinstance(c, Send))

@@ -66,7 +66,7 @@ def test_plans_and_parts_of_many_machines_are_clean():
     plan, parts = made(8, 3)
     assert len(parts) == 8
     assert check_plan(plan).is_clean
-    assert check_parts(plan, parts).is_clean
+    assert check_parts(plan, parts, problem(8, 3)[1]).is_clean
 
 
 @pytest.mark.parametrize("stages", [2, 16])
@@ -96,7 +96,7 @@ def test_work_for_each_command_does_not_grow(what):
             "plan": lambda a=arguments: calls(make_plan, *a),
             "cut": lambda p=plan, m=machine_of: calls(cut_by_machine, p, m),
             "check": lambda p=plan: calls(check_plan, p),
-            "check parts": lambda p=plan, q=parts: calls(check_parts, p, q),
+            "check parts": lambda p=plan, q=parts, m=machine_of: calls(check_parts, p, q, m),
         }[what]()
         found.append(count / len(plan.commands))
     assert found[1] <= 1.1 * found[0]

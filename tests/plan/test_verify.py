@@ -274,10 +274,10 @@ def without(plan, i):
     [
         (command(Upload, id=9), "c0 calls itself 9"),
         (command(Upload, stream=9), "c0 is on unknown stream 9"),
-        (command(Upload, stream=1), "c0 is on q1, transfer 0 on q0"),
+        (command(Upload, stream=1), "c0 of transfer 0 is on q1 instead of q0"),
         (command(Upload, transfer=2), "no command carries out transfer 0"),
-        (command(Upload, src=Region(0, 0, 8)), "c0 copies 8 bytes onto"),
-        (command(Copy, dst=Region(0, 0, 8)), "bytes onto 8"),
+        (command(Upload, src=Region(0, 0, 8)), "c0 reads a0[0:8] instead of v2 at"),
+        (command(Copy, dst=Region(0, 0, 8)), "fills a0[0:8] instead of v5 at"),
         (command(Launch, split=2), "as of s2 instead of s0"),
         (command(Launch, stream=1), "on q1 instead of q0"),
         (command(Launch, steps=LAUNCH.steps[1:]), "no command runs n0"),

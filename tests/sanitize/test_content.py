@@ -78,7 +78,8 @@ def test_state_given_to_another_value():
     t = w.value(arena, 0, N, of=state)
     w._values[t] = msgspec.structs.replace(w._values[t], storage=9, bound="")
     w.launch(q, w.node("w", t))
-    assert only(w.plan()).kind == "reuse"
+    found = check_plan(w.plan()).findings
+    assert [(f.kind, f.relation) for f in found] == [("reuse", ""), ("relation", "arena_kinds")]
 
 
 def test_r24_tail_of_a_block_given_away():

@@ -181,7 +181,7 @@ def test_a_cache_is_of_its_weight_and_holds_no_values():
     regions[moved] = first.cache
     memory = msgspec.structs.replace(plan.memory, regions=tuple(regions))
     found = check_plan(msgspec.structs.replace(plan, memory=memory)).findings
-    assert any(f.kind == "reuse" and "lies in a cache" in f.what for f in found)
+    assert any(f.relation == "arena_kinds" and "is cache instead of" in f.what for f in found)
 
 
 def test_unknown_ids_are_named():
