@@ -6,9 +6,9 @@ import click
 import msgspec
 
 from ggsched.cli.console import columns, write_json
-from ggsched.cli.files import as_text, read_bytes, read_text
 from ggsched.cli.options import json_option, option
 from ggsched.errors import GraphError, PlanError, UsageError
+from ggsched.files.reading import as_text, read_argument, read_text_argument
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:
     (as of 'ggsched plan --with-graph') is compared with it, step by step. The exit code is 1 if
     anything is found; advice is not a finding.
     """
-    kind, reports = _reports(file, read_bytes(file), advice, graph)
+    kind, reports = _reports(file, read_argument(file), advice, graph)
     if as_json:
         write_json(_as_json(file, kind, reports))
     else:
@@ -81,7 +81,7 @@ def _graph(file: str, plan: "Plan", path: str | None) -> "Graph | None":
     """
     from ggsched.ir.text import parse_graph
 
-    text = plan.graph_text if path is None else read_text(path)
+    text = plan.graph_text if path is None else read_text_argument(path)
     if not text:
         return None
     try:

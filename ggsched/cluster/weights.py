@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from ggsched.errors import GgschedError
-from ggsched.interchange.mapped_file import file_behind, map_file
+from ggsched.files.mapping import file_behind, map_file
+from ggsched.files.own import is_own
 from ggsched.whole_file import write_whole
 
 _LOG: Final = logging.getLogger("ggsched")
@@ -125,7 +125,7 @@ class Sources:
         if self._cache is None or not offer.digest or not offer.nbytes:
             return None
         path = self._cache / offer.digest
-        data = self._map(path)
+        data = self._map(path) if is_own(path) else None
         if data is None or len(data) != offer.nbytes:
             return None
         if hashlib.blake2b(data.data, digest_size=16).hexdigest() != offer.digest:
@@ -139,6 +139,6 @@ class Sources:
         if self._mapped.get(path) is None:
             try:
                 self._mapped[path] = map_file(str(path))
-            except (OSError, ValueError, GgschedError):
+            except OSError:
                 self._mapped[path] = None
         return self._mapped[path]
