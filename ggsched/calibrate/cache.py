@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -56,7 +56,7 @@ class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: float
     bandwidth: float
     total_bandwidth: float
-    parallel: int
+    parallel: Annotated[int, msgspec.Meta(le=1 << 31)]
     node_s: float
     event_s: float
     launch_s: float

@@ -348,7 +348,10 @@ def decode(header: Any) -> Any_:
     Raises:
         msgspec.MsgspecError: it is none.
     """
-    return cast(Any_, _DECODER.decode(header))
+    try:
+        return cast(Any_, _DECODER.decode(header))
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def host_form(tensor: Tensor) -> tuple[tuple[int, ...], str]:

@@ -42,7 +42,10 @@ def refusal(path: Path) -> str:
     """
     named = Path(os.path.abspath(path))
     found = dict.fromkeys((named, *named.parents))
-    real = Path(os.path.realpath(named))
+    try:
+        real = Path(os.path.realpath(named))
+    except ValueError:  # a zero byte or half a character
+        return "its name is not that of a file"
     found |= dict.fromkeys((real, *real.parents))
     return next(filter(None, map(_refusal, found)), "")
 
