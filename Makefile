@@ -33,7 +33,7 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-onnx-models lint format bench bench-peers gpu mutation gallery docs clean clean-all
+.PHONY: help demo test test-long test-onnx-models fuzz lint format bench bench-peers gpu mutation gallery docs clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -53,6 +53,9 @@ test-long: $(READY)-dev $(READY)-nvrtc $(SECOND_DEVICE) ## run all tests, slow o
 
 test-onnx-models: $(PEERS)/.onnx-models ## compare the models of some packages with onnxruntime
 	@$(ONE_THREAD) $(PEERS)/bin/python -m pytest tests/importers/test_onnx_models.py $(ARGS)
+
+fuzz: $(READY)-dev ## feed damaged files to every reader; ARGS="--seconds 600 gguf" for one, longer
+	@$(ONE_THREAD) $(PY) -m tests.fuzz $(ARGS)
 
 lint: $(READY)-dev ## ruff, format, mypy --strict and the import contracts
 	$(PY) -m ruff check .

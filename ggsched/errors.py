@@ -10,7 +10,11 @@ attached as a note (PEP 678), never swallowed.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from ggsched.printable import printable
+
+_MAX_LINE: Final = 1600
 
 
 class GgschedError(Exception):
@@ -54,6 +58,8 @@ class GgschedError(Exception):
     def one_line(self) -> str:
         """Return the message on one line: ``where: what: why (hint)``.
 
+        Names in files may hold anything; what acts on a terminal is written out.
+
         Examples:
             >>> GgschedError("too small", where="x", why="8 bytes", hint="give 16").one_line()
             'x: too small: 8 bytes (give 16)'
@@ -63,7 +69,11 @@ class GgschedError(Exception):
             text += f": {self.why}"
         if self.hint:
             text += f" ({self.hint})"
-        return " ".join(text.split())
+        text = printable(" ".join(text.split()))
+        if len(text) > _MAX_LINE:  # names in files may have any length
+            half = _MAX_LINE // 2
+            text = f"{text[:half]} ... {text[-half:]}"
+        return text
 
 
 class GraphError(GgschedError):

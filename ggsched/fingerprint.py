@@ -4,6 +4,8 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
+from ggsched.files.reading import contents
+
 
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
@@ -12,5 +14,5 @@ def fingerprint() -> str:
     found = hashlib.blake2b(digest_size=6)
     for path in sorted(folder.rglob("*.py")):
         found.update(path.relative_to(folder).as_posix().encode())
-        found.update(path.read_bytes())
+        found.update(contents(path))
     return found.hexdigest()

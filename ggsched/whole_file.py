@@ -7,6 +7,17 @@ from pathlib import Path
 from typing import Any
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, for this user only; what is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent) if folder.parent != folder else None
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_whole(path: Path, data: Any) -> None:
     """Write bytes to a file, in a folder that is made, and put it in its place in one step.
 
@@ -14,13 +25,13 @@ def write_whole(path: Path, data: Any) -> None:
     writing fails. After a crash of the machine it may be damaged: nothing waits for the disk.
 
     Args:
-        path: The file; it is readable by this user only.
+        path: The file. It, and folders that are made for it, are readable by this user only.
         data: Bytes, or an array of them.
 
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(handle, "wb") as file:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ggsched.errors import UsageError
+from ggsched.files.reading import contents
 
 VARIABLE: Final = "GGSCHED_THREADS"
 MAX_THREADS: Final = 512
@@ -57,7 +58,7 @@ def _siblings(cpu: int) -> str:
     """Return the processors of a core, this one if the system does not report it."""
     file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
-        return file.read_text(encoding="ascii").strip()
+        return contents(file).decode("ascii").strip()
     except (OSError, ValueError):
         return str(cpu)
 
@@ -74,7 +75,7 @@ def _groups(root: Path, own: Path) -> list[Path]:
     """Return the folders of the process's groups and of those around them."""
     folders = [root, root / "cpu"]
     try:
-        lines = own.read_text(encoding="utf-8").splitlines()
+        lines = contents(own).decode("utf-8", "surrogateescape").splitlines()
     except OSError:
         return folders
     for line in lines:
@@ -89,11 +90,11 @@ def _groups(root: Path, own: Path) -> list[Path]:
 
 def _quota_of(folder: Path) -> int | None:
     try:
-        limit, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        limit, period = contents(folder / "cpu.max").decode("ascii").split()
     except (OSError, ValueError):
         try:
             limit, period = (
-                (folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
+                contents(folder / f"cpu.cfs_{name}_us").decode("ascii").strip()
                 for name in ("quota", "period")
             )
         except (OSError, ValueError):

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ggsched.backend.stages import report_stage
 from ggsched.errors import UsageError
+from ggsched.files.own import cache_home, own_contents
 from ggsched.whole_file import write_whole
 from ggsched_cuda import driver
 from ggsched_cuda.compiler.driver import compile_text, compiler_version
@@ -53,8 +54,7 @@ class KernelCode(NamedTuple):
 
 def cache_folder() -> Path:
     """Return where machine code is kept: in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache"
-    return Path(base) / "ggsched" / "cuda"
+    return (cache_home() or Path(os.devnull)) / "ggsched" / "cuda"
 
 
 def cache_file(code: KernelCode, arch: int) -> Path:
@@ -135,9 +135,9 @@ def _file(code: KernelCode, text: str, arch: int) -> Path:
 
 
 def _kept(file: Path) -> bytes:
-    """Return what a file of the cache holds; nothing if there is none."""
+    """Return what a file of the cache holds; nothing if there is none that is the user's alone."""
     try:
-        return file.read_bytes()
+        return own_contents(file)
     except OSError:
         return b""
 

@@ -32,9 +32,9 @@ does the same and leaves the wait out.
 
 import re
 from functools import cache
-from importlib import resources
 from typing import Final, Literal
 
+from ggsched.files.reading import package_text
 from ggsched_kernels.calls import Launch
 
 Mode = Literal["off", "on", "late", "broken"]
@@ -61,8 +61,4 @@ def with_early_start(text: str, mode: Mode, launch: Launch) -> str:
 
 @cache
 def _macros() -> str:
-    return (
-        resources.files("ggsched_cuda_kernels")
-        .joinpath("kernels/programmatic_launch.h")
-        .read_text("utf-8")
-    )
+    return package_text("ggsched_cuda_kernels", "kernels/programmatic_launch.h")

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from importlib import resources
 from typing import Final
 
 from ggsched.errors import UsageError
+from ggsched.files.reading import package_text
 from ggsched_cuda_kernels.programmatic_launch import Mode, with_early_start
 from ggsched_kernels import ARRAYS, SOURCES, USER_PREFIX, common_text, source
 from ggsched_kernels.calls import Launch
@@ -97,7 +97,7 @@ def _whole(name: str) -> str:
 
 
 def _own(file: str) -> str:
-    return resources.files("ggsched_cuda_kernels").joinpath("kernels", file).read_text("utf-8")
+    return package_text("ggsched_cuda_kernels", f"kernels/{file}")
 
 
 def options_for(arch: int, defines: Defines) -> tuple[str, ...]:

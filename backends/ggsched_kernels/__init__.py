@@ -8,10 +8,10 @@ grid. Nothing here imports a vendor library.
 
 import hashlib
 from functools import cache
-from importlib import resources
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched.files.reading import package_text
 from ggsched_kernels.arrays import SOURCE_PREFIX as ARRAYS
 from ggsched_kernels.arrays import array_source
 from ggsched_kernels.block_bytes import byte_constants_text
@@ -116,7 +116,7 @@ def _text(file: str) -> str:
 
 
 def _file(file: str) -> str:
-    return resources.files(__name__).joinpath(file).read_text(encoding="utf-8")
+    return package_text(__name__, file)
 
 
 __all__ = [

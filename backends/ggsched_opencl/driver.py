@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
+from ggsched.files.own import is_own, refusal
 from ggsched_opencl.kernel_caches import (
     pocl_folder,
     remove_programs_of_pyopencl,
@@ -221,14 +222,23 @@ def _each_once(usable: Sequence[DeviceInfo]) -> tuple[list[DeviceInfo], list[str
 
 @cache
 def _settle_caches() -> None:
-    """Leave caches alone that cannot be written, before PoCL and pyopencl look for them.
+    """Leave caches alone that cannot be written, or that others can write, before they are used.
 
-    PoCL has no device without one, and pyopencl prints a traceback.
+    PoCL has no device without one, and pyopencl prints a traceback. Both take a relative
+    ``XDG_CACHE_HOME``.
     """
-    if not writes_to(user_cache() / "pytools"):
+    of_pyopencl = [user_cache() / name for name in ("pytools", "pyopencl")]
+    named = os.environ.get("XDG_CACHE_HOME", "").strip()
+    is_relative = bool(named) and not os.path.isabs(named)
+    if is_relative or not (all(map(is_own, of_pyopencl)) and writes_to(of_pyopencl[0])):
         stop_caching()
-    if not writes_to(pocl_folder()):
-        use_folder_of_process()
+    folder = pocl_folder()
+    if why := refusal(folder):
+        use_folder_of_process(why)
+    elif not writes_to(folder):
+        use_folder_of_process(f"{folder} cannot be written")
+    elif is_relative:
+        os.environ["POCL_CACHE_DIR"] = str(folder)
 
 
 @cache

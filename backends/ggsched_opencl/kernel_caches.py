@@ -5,6 +5,8 @@ such a library or such bitcode, or misreads it; pyopencl raises whatever unpickl
 program that a process has used is sealed when the process ends, with a checksum of each file;
 programs are compared with their seals before PoCL is called; and what was in use when a
 kernel could not be made is removed: caches are made to be.
+
+Both libraries run what is there, whoever wrote it: folders that others can write are left to those.
 """
 
 import atexit
@@ -22,6 +24,8 @@ from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from typing import Final
 
+from ggsched.files.own import cache_home
+from ggsched.files.reading import contents, open_regular, read_some
 from ggsched.whole_file import write_whole
 
 _ELF: Final = b"\x7fELF\x02\x01"
@@ -34,15 +38,14 @@ _LOG: Final = logging.getLogger("ggsched.opencl")
 
 
 def user_cache() -> Path:
-    """Return the folder of the user's caches."""
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return Path(base) if base else Path.home() / ".cache"
+    """Return the folder of the user's caches; one that cannot be made where there is no home."""
+    return cache_home() or Path(os.devnull)
 
 
 def pocl_folder() -> Path:
     """Return where PoCL keeps compiled kernels."""
     named = os.environ.get("POCL_CACHE_DIR", "").strip()
-    return Path(named) if named else user_cache() / "pocl" / "kcache"
+    return Path(os.path.abspath(named)) if named else user_cache() / "pocl" / "kcache"
 
 
 def writes_to(folder: Path) -> bool:
@@ -55,16 +58,19 @@ def writes_to(folder: Path) -> bool:
         return False
 
 
-def use_folder_of_process() -> None:
-    """Let PoCL keep kernels in a folder that is removed when the process ends."""
-    refused = pocl_folder()
+def use_folder_of_process(why: str) -> None:
+    """Let PoCL keep kernels in a folder that is removed when the process ends.
+
+    Args:
+        why: The reason, for a warning.
+    """
     try:
         folder = mkdtemp(prefix="ggsched-pocl-")
     except OSError:  # PoCL will say that it has no device
         return
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["POCL_CACHE_DIR"] = folder
-    _LOG.warning("opencl: %s cannot be written, so kernels are compiled anew each time", refused)
+    _LOG.warning("opencl: %s, so kernels are compiled anew each time", why)
 
 
 @cache
@@ -115,8 +121,7 @@ def _look(program: Path) -> dict[str, list[int]]:
     """Return size and checksum of each file, by its path within the program's folder."""
     found = {}
     for path, name in _files(str(program)):
-        with open(path, "rb", buffering=0) as file:  # Path costs more than what it reads here
-            content = file.read()
+        content = contents(path)
         found[name] = [len(content), zlib.crc32(content)]
     return found
 
@@ -138,7 +143,7 @@ def _seal(program: Path) -> dict[str, list[int]]:
         ValueError: nobody can read it.
     """
     try:
-        text = (program / _SEAL).read_bytes()
+        text = contents(program / _SEAL)
     except OSError:
         return {}
     if not isinstance(read := json.loads(text), dict):
@@ -210,9 +215,9 @@ def _is_whole(library: Path) -> bool:
     if sys.platform != "linux":
         return True
     try:
-        with library.open("rb") as file:
-            head = file.read(64)
-            size = os.fstat(file.fileno()).st_size
+        with open_regular(library) as file:
+            head = read_some(file, 64)
+            size = os.fstat(file).st_size
     except OSError:
         return True  # it is somebody else's affair by now
     if len(head) < 64 or not head.startswith(_ELF):

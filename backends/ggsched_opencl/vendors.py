@@ -26,6 +26,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from ggsched.files.own import own_contents
+from ggsched.files.reading import contents
 from ggsched.whole_file import write_whole
 from ggsched_opencl import vendor_probe
 from ggsched_opencl.kernel_caches import user_cache
@@ -83,7 +85,7 @@ def _library(icd: Path, folder: Path) -> str:
     that the file belongs to.
     """
     try:
-        named = icd.read_text(encoding="utf-8").strip()
+        named = contents(icd).decode().strip()
     except (OSError, UnicodeDecodeError):
         return ""
     path = Path(named)
@@ -150,8 +152,8 @@ def _sound_path() -> Path:
 def _read_sound() -> dict[str, list[int]]:
     """Return the drivers that were probed and did no harm, with the version of their library."""
     try:
-        read = json.loads(_sound_path().read_bytes())
-    except (OSError, ValueError):
+        read = json.loads(own_contents(_sound_path()))
+    except (OSError, ValueError, RecursionError):
         return {}
     return read if isinstance(read, dict) else {}
 
@@ -159,7 +161,6 @@ def _read_sound() -> dict[str, list[int]]:
 def _write_sound(sound: Mapping[str, list[int]]) -> None:
     path = _sound_path()
     with suppress(OSError):  # they are probed anew each time, then
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(sound).encode())
 
 

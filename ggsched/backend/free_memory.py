@@ -1,10 +1,10 @@
 """How much of a device's memory is free. The contract does not require devices to report it."""
 
-import os
 from typing import Final, Protocol, runtime_checkable
 
 from ggsched.backend.offline_device import OfflineDevice
 from ggsched.backend.protocols import Device
+from ggsched.files.reading import contents
 
 _MEMINFO: Final = "/proc/meminfo"
 
@@ -37,14 +37,11 @@ def free_nbytes(device: Device) -> int:
 
 def available_host_nbytes(meminfo: str = _MEMINFO) -> int | None:
     """Return what Linux calls ``MemAvailable`` in bytes; None if it is unknown."""
-    if not os.path.exists(meminfo):
-        return None
     try:
-        with open(meminfo, encoding="ascii", errors="replace") as file:
-            for line in file:
-                name, _, rest = line.partition(":")
-                if name == "MemAvailable":
-                    return int(rest.split()[0]) * 1024
+        for line in contents(meminfo).decode("ascii", "replace").splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemAvailable":
+                return int(rest.split()[0]) * 1024
     except (OSError, ValueError, IndexError):
         return None
     return None

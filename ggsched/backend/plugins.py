@@ -166,7 +166,9 @@ def _places() -> tuple[tuple[str, int], ...]:
     return tuple(places)
 
 
-def in_time(name: str, call: Callable[[], T], timeout_s: float | None = None) -> T:
+def in_time(
+    name: str, call: Callable[[], T], timeout_s: float | None = None, doing: str = "importing it"
+) -> T:
     """Return what a call returns; it is given up if it takes longer than waits for devices may.
 
     It has a thread of its own, which cannot be ended: it goes on, and ends with the process.
@@ -184,14 +186,14 @@ def in_time(name: str, call: Callable[[], T], timeout_s: float | None = None) ->
         except BaseException as error:
             failure.append(error)
 
-    thread = threading.Thread(target=run, name=f"ggsched imports {name}", daemon=True)
+    thread = threading.Thread(target=run, name=f"ggsched: {name}: {doing}", daemon=True)
     start_thread(thread, name)
     thread.join(timeout_s)
     if failure:
         raise failure[0]
     if not result:
         raise BackendBroken(
-            f"importing it takes longer than {timeout_s:g} s",
+            f"{doing} takes longer than {timeout_s:g} s",
             where=name,
             hint=f"{REPORT}; or wait longer: GGSCHED_TIMEOUT_S",
         )

@@ -15,6 +15,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from ggsched.backend.plugin_calls import plugin_call
@@ -25,6 +26,7 @@ from ggsched.backend.plugins import (
     WrongVersion,
     find_plugins,
     guarded,
+    in_time,
     open_checked,
 )
 from ggsched.backend.probe import checked_facts
@@ -252,7 +254,8 @@ def _status(plugin: Plugin, taken: str) -> BackendStatus:
         )
     try:
         backend = plugin.load()
-        devices = tuple(_device_status(backend, i) for i in range(_count(backend)))
+        count = in_time(backend.name, partial(_count, backend), doing="counting its devices")
+        devices = tuple(_device_status(backend, i) for i in range(count))
     except GgschedError as error:
         return _failure(plugin, error)
     if not devices:
@@ -286,10 +289,15 @@ def _reason(error: GgschedError) -> str:
 
 def _device_status(backend: Backend, index: int) -> DeviceStatus:
     name = f"{backend.name}:{index}"
-    try:
+
+    def opened_and_closed() -> DeviceFacts:
         device = _open(backend, index)
         facts = device.facts
         guarded(name, "closing the device", device.close)
+        return facts
+
+    try:
+        facts = in_time(name, opened_and_closed, doing="opening the device")
     except GgschedError as error:
         return DeviceStatus(name, _state(error), None, _reason(error), error.hint)
     return DeviceStatus(name, "ready", facts)

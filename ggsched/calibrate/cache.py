@@ -7,18 +7,19 @@ cannot be understood gives one warning and is ignored: rates are hints, and no r
 
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.machine import Calibration
 from ggsched.errors import UsageError
+from ggsched.files.own import cache_home
+from ggsched.files.reading import MAX_TEXT_NBYTES, contents, reason
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import (
     GUESSES,
@@ -55,7 +56,7 @@ class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: float
     bandwidth: float
     total_bandwidth: float
-    parallel: int
+    parallel: Annotated[int, msgspec.Meta(le=1 << 31)]
     node_s: float
     event_s: float
     launch_s: float
@@ -87,12 +88,10 @@ class RatesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     links: tuple[LinkEntry, ...]
 
 
-def default_path() -> Path:
-    """Return ``ggsched/rates.json`` in the user's cache folder, as XDG names it."""
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    # The XDG specification has relative paths ignored.
-    folder = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
-    return folder / "ggsched" / "rates.json"
+def default_path() -> Path | None:
+    """Return ``ggsched/rates.json`` in the user's cache folder; None where there is no home."""
+    home = cache_home()
+    return None if home is None else home / "ggsched" / "rates.json"
 
 
 def rates_path(setting: str) -> Path | None:
@@ -101,10 +100,7 @@ def rates_path(setting: str) -> Path | None:
         return None
     if setting != AUTO:
         return Path(setting)
-    try:
-        return default_path()
-    except RuntimeError:  # no home folder
-        return None
+    return default_path()
 
 
 def load_rates(topology: Topology, setting: str) -> MachineRates:
@@ -129,7 +125,7 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
         UsageError: it must exist and does not.
     """
     try:
-        data = path.read_bytes()
+        data = contents(path, MAX_TEXT_NBYTES)
     except FileNotFoundError as error:
         if must_exist:
             raise UsageError(
@@ -139,7 +135,7 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
             ) from error
         return None
     except OSError as error:
-        _warn(path, error.strerror or str(error))
+        _warn(path, reason(error))
         return None
     try:
         file = msgspec.json.decode(data, type=RatesFile)

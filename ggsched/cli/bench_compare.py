@@ -4,8 +4,8 @@ import json
 
 import click
 
-from ggsched.cli.files import read_text
 from ggsched.errors import UsageError
+from ggsched.files.reading import read_text_argument
 from ggsched.printable import write_out
 
 
@@ -39,6 +39,6 @@ def compare_files(
 
 def _decoded(path: str) -> object:
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text_argument(path))
     except (ValueError, RecursionError) as error:
         raise UsageError("this is no JSON", where=path, why=str(error)) from error

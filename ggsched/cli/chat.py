@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ggsched.cli.console import messages, write_line
-from ggsched.cli.files import read_text
 from ggsched.cli.interruption import Stopping
 from ggsched.cli.output_files import output_file
 from ggsched.errors import ModelError, UsageError
+from ggsched.files.reading import read_text_argument
 from ggsched.models.chat import ChatTemplate, Message
 from ggsched.models.chat_tokens import conversation_ids
 from ggsched.models.generation import tokens_at_most
@@ -166,7 +166,8 @@ class _Conversation:
 
     def _load(self, path: str) -> None:
         try:
-            turns = [Message(**turn) for turn in json.loads(read_text(_named(path, "/load")))]
+            text = read_text_argument(_named(path, "/load"))
+            turns = [Message(**turn) for turn in json.loads(text)]
             is_right = all(t.role in _ROLES and isinstance(t.content, str) for t in turns)
         except (ValueError, TypeError, RecursionError):
             is_right = False

@@ -8,9 +8,9 @@ import click
 import msgspec
 
 from ggsched.cli.console import columns, write_json
-from ggsched.cli.files import as_text, read_bytes, read_text
 from ggsched.cli.options import json_option, option
 from ggsched.errors import GraphError, PlanError, UsageError
+from ggsched.files.reading import as_text, read_argument, read_text_argument
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def check(file: str, advice: bool, graph: str | None, as_json: bool) -> int:
     the rules that need it are listed as not checked. The exit code is 1 if anything is found;
     advice is not a finding.
     """
-    kind, reports, unchecked = _reports(file, read_bytes(file), advice, graph)
+    kind, reports, unchecked = _reports(file, read_argument(file), advice, graph)
     if as_json:
         write_json({**_as_json(file, kind, reports), "not_checked": unchecked})
     else:
@@ -91,7 +91,7 @@ def _graph(file: str, plan: "Plan", path: str | None) -> "Graph | None":
     """
     from ggsched.ir.text import parse_graph
 
-    text = plan.graph_text if path is None else read_text(path)
+    text = plan.graph_text if path is None else read_text_argument(path)
     if not text:
         return None
     try:

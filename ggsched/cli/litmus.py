@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ggsched.cli.console import write_folded, write_json
-from ggsched.cli.files import read_text
 from ggsched.cli.options import json_option
 from ggsched.cli.spread_options import shown_results, spread_options, text_digest
+from ggsched.files.reading import read_text_argument
 from ggsched.printable import write_out
 from ggsched.testing.spread import Spread
 
@@ -43,7 +43,7 @@ def litmus(
     from ggsched.testing.litmus import BlockVerdict, parse_litmus
     from ggsched.testing.litmus.verdict import VariantResult
 
-    blocks = [block for file in files for block in parse_litmus(read_text(file), file)]
+    blocks = [block for file in files for block in parse_litmus(read_text_argument(file), file)]
     said = shown_results(
         Spread(jobs, ray, journal),
         _both_verdicts,

@@ -18,6 +18,7 @@ from ggsched.backend.plugins import find_plugins
 from ggsched.cli.console import output, write_json
 from ggsched.cli.options import json_option, option
 from ggsched.errors import UsageError
+from ggsched.files.reading import package_text
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
 _RESERVED: Final = frozenset({"all", "elsewhere", "ggsched", "host", "none", "test", "tests"})
@@ -138,17 +139,17 @@ def _draft(parent: Path) -> Iterator[Path]:
 def render(name: str) -> Iterator[tuple[str, str]]:
     """Yield the files of a plug-in: path and text."""
     tokens = {"@NAME@": name, "@PACKAGE@": package_of(name), "@DIST@": distribution_of(name)}
-    for path, source in _templates(files("ggsched.cli") / "template", ""):
-        text = source.read_text(encoding="utf-8")
+    for path in _templates(files("ggsched.cli") / "template", ""):
+        text = package_text("ggsched.cli", f"template/{path}{_SUFFIX}")
         for token, value in tokens.items():
             text = text.replace(token, value)
             path = path.replace(token, value)
         yield path, text
 
 
-def _templates(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+def _templates(folder: Traversable, prefix: str) -> Iterator[str]:
     for entry in sorted(folder.iterdir(), key=lambda e: e.name):
         if entry.is_dir():
             yield from _templates(entry, f"{prefix}{entry.name}/")
         elif entry.name.endswith(_SUFFIX):
-            yield f"{prefix}{entry.name.removesuffix(_SUFFIX)}", entry
+            yield f"{prefix}{entry.name.removesuffix(_SUFFIX)}"

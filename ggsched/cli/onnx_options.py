@@ -4,6 +4,9 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
+from io import BytesIO
+from math import prod
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
@@ -15,15 +18,20 @@ from ggsched.cli.output_files import check_writable
 from ggsched.cli.trace_file import Wanted, recording
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.files.mapping import map_file, require_unchanged
+from ggsched.files.reading import reason
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ggsched.importers.onnx import OnnxModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SUFFIX: Final = ".onnx"
+_MAX_NPY_HEADER: Final = 1 << 16
 
 _OWN: Final = ("inputs", "constants", "dims", "output")
 _SHARED: Final = frozenset(
@@ -151,8 +159,7 @@ def open_model(
     try:
         return from_onnx(path, dict(dims), constants=known)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError("cannot be read", where=path, why=why) from error
+        raise UsageError("cannot be read", where=path, why=reason(error)) from error
 
 
 def _run(
@@ -186,6 +193,7 @@ def _run(
         ) as scheduler,
     ):
         found = model.run(scheduler, arrays)
+        require_unchanged(arrays.values())
     if output is not None:
         _save(output, found)
     if given["as_json"]:
@@ -210,21 +218,50 @@ def _check(model: "OnnxModel", arrays: dict[str, Array]) -> None:
 def _load(path: str) -> Array:
     """Return the array of a file, mapped: what its header promises takes no memory."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        data = map_file(path)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError("cannot be read", where=path, why=why) from error
-    except (ValueError, EOFError, OverflowError, MemoryError, SyntaxError) as error:
+        raise UsageError("cannot be read", where=path, why=reason(error)) from error
+    if data[:4].tobytes() == b"PK\3\4":  # as numpy.savez writes
+        raise UsageError("not one array", where=path, hint="write it with numpy.save")
+    try:
+        return _array_of(data)
+    except (ValueError, OverflowError, SyntaxError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise UsageError("not an array that numpy wrote", where=path, why=why) from error
-    if not isinstance(found, np.ndarray):
-        raise UsageError("not one array", where=path, hint="write it with numpy.save")
-    return found
+
+
+def _array_of(data: "NDArray[np.uint8]") -> Array:
+    """Return the array in the bytes of a ``.npy`` file of version 1 or 2.
+
+    Raises:
+        ValueError: it has fewer elements than its header says, or elements of Python.
+        SyntaxError, TypeError: its header is damaged.
+    """
+    head = BytesIO(data[:_MAX_NPY_HEADER].tobytes())
+    version = np.lib.format.read_magic(head)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format")
+    read = np.lib.format.read_array_header_1_0
+    if version == (2, 0):
+        read = np.lib.format.read_array_header_2_0
+    try:
+        shape, is_fortran, dtype = read(head)
+    except TokenError as error:
+        raise ValueError(str(error)) from error
+    rest, nbytes = data[head.tell() :], prod(shape) * dtype.itemsize
+    if dtype.hasobject or any(n < 0 for n in shape):
+        raise ValueError(f"{dtype}{list(shape)}")
+    if nbytes > len(rest):
+        raise ValueError(f"{len(rest)} bytes for {dtype}{list(shape)}")
+    return rest[:nbytes].view(dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 def _number(text: str) -> Array:
     if text.endswith(".npy"):
-        return _load(text)
+        found = _load(text)
+        constant = np.array(found)  # folded when the model is bound, which looks at no file
+        require_unchanged([found])
+        return constant
     for kind in (int, float):
         try:
             return np.array(kind(text))

@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from ggsched.cli.main import cli
+from ggsched.files.reading import read_text
 
 MARK: Final = "<!-- commands -->"
 _MODEL_COMMANDS: Final = ("run", "bench", "perplexity", "plan")
@@ -99,4 +100,4 @@ def _cell(text: str) -> str:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(filled(read_text(page)), encoding="utf-8")

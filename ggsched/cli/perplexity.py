@@ -7,7 +7,6 @@ import click
 
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import messages, write_json
-from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_options import (
     ModelOptions,
@@ -20,6 +19,7 @@ from ggsched.cli.planning_options import planning_options
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.files.reading import read_prose
 from ggsched.printable import results, write_out
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from ggsched.cli.compute_options import compute_options
 from ggsched.cli.console import leave_line_open, messages, write_json
-from ggsched.cli.files import read_prose
 from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.model_file import EXAMPLE, is_bundled
 from ggsched.cli.model_options import (
@@ -30,6 +29,7 @@ from ggsched.cli.sampling_options import sampling_options, take_sampling
 from ggsched.cli.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
+from ggsched.files.reading import read_prose
 from ggsched.models.default_devices import GENERATED
 from ggsched.models.generation import tokens_at_most
 from ggsched.models.stop_text import StopText

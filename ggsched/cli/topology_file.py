@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ggsched.cli.files import read_bytes
 from ggsched.cli.options import option
 from ggsched.config import Settings, exported
 from ggsched.errors import GgschedError
+from ggsched.files.reading import read_argument
 
 if TYPE_CHECKING:
     from ggsched.backend.protocols import Device
@@ -39,7 +39,7 @@ def written_devices(
     from ggsched.backend.offline_device import paper_devices
     from ggsched.topology.codec import restricted, topology_from_text
 
-    return paper_devices(restricted(topology_from_text(read_bytes(path), path), names))
+    return paper_devices(restricted(topology_from_text(read_argument(path), path), names))
 
 
 def topology_here(settings: Settings) -> dict[str, Any] | None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ggsched.cli.console import columns, write_json
-from ggsched.cli.files import read_bytes
 from ggsched.cli.options import json_option, option
 from ggsched.cli.output_files import check_writable
 from ggsched.errors import UsageError
+from ggsched.files.reading import read_argument
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def trace(
     for path, what in ((html, "the page"), (perfetto, "the trace")):
         if path is not None:
             check_writable(path, what)
-    recorded = read_trace(read_bytes(file), file)
+    recorded = read_trace(read_argument(file), file)
     for planned in recorded.plans:
         require_known(planned.plan, f"{file}:1")
     timeline = _chosen(timeline_of(recorded), runs, file)

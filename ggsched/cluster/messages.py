@@ -372,11 +372,13 @@ def decode(parts: Sequence[Any]) -> Any_:
     Raises:
         msgspec.MsgspecError: it is none.
         ValueError: it has no header, or lacks a frame.
-        RecursionError: it is nested too deeply.
     """
     if not parts:
         raise ValueError("no header")
-    message = cast(Any_, _DECODER.decode(parts[0]))
+    try:
+        message = cast(Any_, _DECODER.decode(parts[0]))
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
     if len(parts) - 1 < _MIN_FRAMES.get(type(message), 0):
         raise ValueError(f"{type(message).__name__} with {len(parts) - 1} frames")
     return message

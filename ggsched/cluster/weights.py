@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from ggsched.errors import GgschedError, UsageError
-from ggsched.interchange.mapped_file import file_behind, map_file
+from ggsched.errors import UsageError
+from ggsched.files.mapping import file_behind, map_file
+from ggsched.files.own import is_own
 from ggsched.whole_file import write_whole
 
 _LOG: Final = logging.getLogger("ggsched")
@@ -156,7 +157,7 @@ class Sources:
         if self._cache is None or not offer.digest or not offer.nbytes:
             return None
         path = self._cache / _require_digest(offer)
-        data = self._map(path)
+        data = self._map(path) if is_own(path) else None
         if data is None or len(data) != offer.nbytes:
             return None
         if _digest_of(data) != offer.digest:
@@ -170,6 +171,6 @@ class Sources:
         if self._mapped.get(path) is None:
             try:
                 self._mapped[path] = map_file(str(path))
-            except (OSError, ValueError, GgschedError):
+            except OSError:
                 self._mapped[path] = None
         return self._mapped[path]

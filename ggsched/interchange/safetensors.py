@@ -9,22 +9,25 @@ interface does not do: it copies each tensor, and knows no bfloat16.
 
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from tempfile import NamedTemporaryFile
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import ModelError
-from ggsched.interchange.mapped_file import map_file
+from ggsched.files.mapping import map_file, require_unchanged
+from ggsched.files.reading import reason
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 
 Array = npt.NDArray[Any]
 
 TYPES: Final[Mapping[str, DType]] = {"F32": F32, "F16": F16, "BF16": BF16, "I32": I32}
 _NUMPY: Final = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I32": "<i4"}
+_MAX_HEADER: Final = 100_000_001
+"""The library takes 100,000,000 bytes."""
 _INCOMPLETE: Final = "the file is damaged or was cut off; fetch it again"
 
 
@@ -122,33 +125,31 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         why, hint = "the library safetensors is missing", "pip install 'ggsched[safetensors]'"
         raise ModelError("cannot read the file", where=file, why=why, hint=hint) from error
     try:
-        _refuse_other_than_files(file)
-        with safe_open(file, framework="np") as checked:
-            metadata = dict(checked.metadata() or {})
         data = map_file(file)
-        return SafetensorsFile(file, metadata, _tensors(data), data)
+        length = int.from_bytes(data[:8].tobytes(), "little")
+        header = data[8 : 8 + min(length, _MAX_HEADER)].tobytes()
+        # The library maps what it checks, and would crash if that were cut short meanwhile.
+        with NamedTemporaryFile() as copy:
+            copy.write(data[:8].tobytes() + header)
+            copy.truncate(len(data))
+            copy.flush()
+            with safe_open(copy.name, framework="np") as checked:
+                metadata = dict(checked.metadata() or {})
+        require_unchanged([data])
+        return SafetensorsFile(file, metadata, _tensors(header), data)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise ModelError("not a safetensors file", where=file, why=why, hint=_INCOMPLETE) from error
     except OSError as error:
-        why = error.strerror or " ".join(str(error).split())
-        hint = "check the path and its permissions"
-        raise ModelError("cannot read the file", where=file, why=why, hint=hint) from error
+        hint = "give the path of a .safetensors file that can be read"
+        raise ModelError(
+            "cannot read the file", where=file, why=reason(error), hint=hint
+        ) from error
 
 
-def _refuse_other_than_files(file: str) -> None:
-    mode = os.stat(file).st_mode
-    if not stat.S_ISREG(mode):
-        # Opening a pipe would wait for a writer, and a device can be endless.
-        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-        hint = "give the path of a .safetensors file"
-        raise ModelError(f"it is {kind}", where=file, hint=hint)
-
-
-def _tensors(data: npt.NDArray[np.uint8]) -> dict[str, SafetensorsTensor]:
+def _tensors(text: bytes) -> dict[str, SafetensorsTensor]:
     """Return where each tensor lies, by the header that the library has found to be right."""
-    length = int.from_bytes(data[:8].tobytes(), "little")
-    header: dict[str, Any] = json.loads(data[8 : 8 + length].tobytes())
+    length, header = len(text), cast(dict[str, Any], json.loads(text))
     header.pop("__metadata__", None)
     found = []
     for name, entry in header.items():

@@ -6,7 +6,6 @@ shapes, alignment, that each tensor lies inside the file and that no two share b
 """
 
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
-from ggsched.interchange.mapped_file import map_file
+from ggsched.files.mapping import map_file
+from ggsched.files.reading import reason
 from ggsched.ir import dtype as dtypes
 from ggsched.ir.dtype import DType
 from ggsched.models.gguf_header import (
@@ -123,7 +123,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """Open and check a GGUF file. No weight is read.
 
     The file must not change while it is open: it is mapped, not copied. If it does, whoever reads
-    it says so (``ggsched.interchange.mapped_file``).
+    it says so (``ggsched.files.mapping``).
 
     Raises:
         ModelError: it cannot be read, it is damaged, or it holds something that is not supported.
@@ -144,18 +144,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 def _map(file: str) -> NDArray[np.uint8]:
     try:
-        mode = os.stat(file).st_mode
-        # Opening a pipe would wait for a writer, and a device can be endless.
-        if not stat.S_ISREG(mode):
-            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-            raise ModelError(f"it is {kind}", where=file, hint=_PATHS)
-        if os.path.getsize(file) == 0:
-            raise ModelError("the file is empty", where=file, hint=INCOMPLETE)
         return map_file(file)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        hint = "check the path and its permissions"
-        raise ModelError("cannot read the file", where=file, why=why, hint=hint) from error
+    except OSError as error:
+        raise ModelError(
+            "cannot read the file", where=file, why=reason(error), hint=_PATHS
+        ) from error
 
 
 def _tensors(file: str, header: Header, alignment: int, size: int) -> dict[str, GgufTensor]:

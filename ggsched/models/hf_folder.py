@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ggsched.errors import ModelError
+from ggsched.files.reading import read_json
 from ggsched.interchange.safetensors import SafetensorsFile, open_safetensors
 from ggsched.models import hf_hybrid
 from ggsched.models.gguf_file import GgufFile, GgufTensor
 from ggsched.models.gguf_header import quoted
 from ggsched.models.hf_config import HfConfig
 from ggsched.models.hf_tokenizer import tokenizer_keys
-from ggsched.models.json_file import read_json
 from ggsched.models.weights import with_arrays
 
 CONFIG: Final = "config.json"
@@ -55,7 +55,7 @@ def open_hf_folder(path: str) -> GgufFile:
         ModelError: a file is missing or damaged, or the model is not supported.
     """
     where = os.path.join(path, CONFIG)
-    config = HfConfig(path, read_json(where), where)
+    config = HfConfig(path, read_json(where, error=ModelError), where)
     metadata = config.metadata()
     files = _weights(path)
     tensors: dict[str, GgufTensor] = {}

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ggsched.errors import ModelError
+from ggsched.files.reading import json_object, read_json, read_text
 from ggsched.models.gguf_header import MetaValue
-from ggsched.models.json_file import parse_json, read_json, read_text
 from ggsched.models.spm import SPACE
 from ggsched.models.vocab import JSON_KEY, PREFIX, TokenType, byte_of
 
@@ -32,8 +32,8 @@ def tokenizer_keys(folder: str, config: Mapping[str, Any]) -> dict[str, MetaValu
     path = os.path.join(folder, "tokenizer.json")
     if not os.path.exists(path):
         return {}
-    text = read_text(path)
-    found = parse_json(text, path)
+    text = read_text(path, error=ModelError)
+    found = json_object(text, path, error=ModelError)
     settings = _optional(folder, "tokenizer_config.json")
     template = _template(folder, settings)
     model, added = found.get("model"), found.get("added_tokens") or []
@@ -85,13 +85,15 @@ def tokenizer_keys(folder: str, config: Mapping[str, Any]) -> dict[str, MetaValu
 
 def _optional(folder: str, name: str) -> dict[str, Any]:
     path = os.path.join(folder, name)
-    return read_json(path) if os.path.exists(path) else {}
+    return read_json(path, error=ModelError) if os.path.exists(path) else {}
 
 
 def _template(folder: str, settings: Mapping[str, Any]) -> dict[str, MetaValue]:
     """Return the chat template: a file of its own, or among the settings, alone or by name."""
     path = os.path.join(folder, "chat_template.jinja")
-    found = read_text(path) if os.path.exists(path) else settings.get("chat_template")
+    found = settings.get("chat_template")
+    if os.path.exists(path):
+        found = read_text(path, error=ModelError)
     if isinstance(found, list):
         named = [t for t in found if isinstance(t, dict) and t.get("name") == "default"]
         found = named[0].get("template") if named else None

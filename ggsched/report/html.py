@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from ggsched.errors import UsageError
+from ggsched.files.reading import package_text
 from ggsched.report.data import page_data
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.timeline import Timeline
@@ -33,15 +34,15 @@ def page(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> str:
         timeline: What happened, or what is expected to.
         traced: What is expected of the timeline's plans, shown beside what happened.
     """
-    folder = files("ggsched.report") / "page"
+    own = partial(package_text, "ggsched.report")
     data = json.dumps(page_data(timeline, traced), ensure_ascii=False, separators=(",", ":"))
     parts = {
         "title": escape(timeline.name),
-        "style": (folder / "style.css").read_text(encoding="utf-8"),
+        "style": own("page/style.css"),
         "data": data.replace("<", "\\u003c"),  # so that no text of it can end the element
-        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "script": "\n".join(own(f"page/{name}") for name in SCRIPTS),
     }
-    text = (folder / "page.html").read_text(encoding="utf-8")
+    text = own("page/page.html")
     pieces = text.split("@@")
     # Odd pieces are names; what stands for one of them is not looked at again.
     return "".join(parts[p] if i % 2 else p for i, p in enumerate(pieces))

@@ -28,7 +28,7 @@ from ggsched.backend.plugin_calls import name_of, plugin_call, plugin_faults
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.backend.timeouts import start_thread
 from ggsched.errors import BackendUnavailable, GgschedError, OutOfDeviceMemory, UsageError
-from ggsched.interchange.mapped_file import file_behind
+from ggsched.files.mapping import file_behind
 from ggsched.run.quick_switching import quick_switching
 from ggsched.run.release import close_all
 from ggsched.run.weight_rows import WeightRows

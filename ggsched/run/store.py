@@ -20,8 +20,8 @@ from ggsched.backend.patience import progress_of, wait_patiently
 from ggsched.backend.plugin_calls import broken_by, name_of, plugin_call
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
+from ggsched.files.mapping import MappedFile, file_behind
 from ggsched.interchange.dlpack_import import check_array
-from ggsched.interchange.mapped_file import MappedFile, file_behind
 from ggsched.ir.dtype import DType
 from ggsched.ir.tensor import Tensor
 from ggsched.plan.memory import Arena

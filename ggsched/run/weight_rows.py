@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggsched.backend.protocols import HostMemory
-from ggsched.interchange.mapped_file import file_behind
+from ggsched.files.mapping import file_behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,16 @@ The first line says what the work is, each other one has a key and a result (JSO
 written at once, and one that was cut off in the middle does not count.
 """
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from ggsched.errors import UsageError
+from ggsched.files.reading import contents, reason
 
 FORMAT: Final = "ggsched-journal/1"
 
@@ -37,16 +40,18 @@ class Journal(Generic[R]):
         self._known: dict[str, R] = {}
         head = {"format": FORMAT, "work": work}
         try:
-            lines = path.read_bytes().splitlines() if path.exists() else []
+            lines = contents(path).splitlines() if os.path.lexists(path) else []
         except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from error
+            raise self._unusable(reason(error)) from error
         if lines and _plain(lines[0]) != head:
             raise self._unusable("it is of other work, or of another version")
         for line in lines[1:]:
             entry = _plain(line)
-            if isinstance(entry, list) and len(entry) == 2:
-                self._known[entry[0]] = msgspec.convert(entry[1], type)
-        self._write([head, *([k, r] for k, r in self._known.items())], "wb")
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+                # Of another type: the result is not known, and is made again.
+                with suppress(msgspec.ValidationError, RecursionError):
+                    self._known[entry[0]] = msgspec.convert(entry[1], type)
+        self._write([head, *([k, r] for k, r in self._known.items())], is_new=True)
 
     def results(self, count: int) -> dict[int, R]:
         """Return the results that are known, by the number of the item; there are ``count``."""
@@ -55,14 +60,14 @@ class Journal(Generic[R]):
 
     def add(self, number: int, result: R) -> None:
         """Keep the result of an item."""
-        self._write([[self._keys[number], result]], "ab")
+        self._write([[self._keys[number], result]])
 
-    def _write(self, entries: Sequence[Any], mode: str) -> None:
+    def _write(self, entries: Sequence[Any], *, is_new: bool = False) -> None:
         try:
-            with self._path.open(mode) as file:
+            with open(self._path, "wb" if is_new else "ab") as file:
                 file.write(b"".join(msgspec.json.encode(e) + b"\n" for e in entries))
         except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from error
+            raise self._unusable(reason(error)) from error
 
     def _unusable(self, why: str) -> UsageError:
         hint = "name another file, or remove this one"
@@ -72,5 +77,5 @@ class Journal(Generic[R]):
 def _plain(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

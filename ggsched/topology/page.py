@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
+from ggsched.files.reading import read_text
 from ggsched.topology.caps import DeviceFacts, capabilities
 
 _TYPES: Final = {bool: "boolean", int: "integer", str: "string"}
@@ -56,4 +57,4 @@ def _kind(kind: Any, default: Any) -> str:
 
 if __name__ == "__main__":
     _PAGE = Path(sys.argv[1])
-    _PAGE.write_text(filled(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    _PAGE.write_text(filled(read_text(_PAGE)), encoding="utf-8")

@@ -189,6 +189,12 @@ def _check_header(header: Header, records: int, where: str) -> None:
     for i, actor in enumerate(header.actors):
         if actor.id != i:
             raise UsageError(f"actor {i} has the id {actor.id}", where=where, hint=_HINT)
+    for i, traced in enumerate(header.plans):
+        count = len(traced.plan.commands)
+        for expected in traced.expected:
+            if not 0 <= expected.command < count:
+                what = f"plan {i} expects command {expected.command} of {count}"
+                raise UsageError(what, where=where, hint=_HINT)
     for i, run in enumerate(header.runs):
         named = ((run.plan, len(header.plans), "plan"), (run.actor, len(header.actors), "actor"))
         for number, count, kind in named:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
+from ggsched.backend import plugins
 from ggsched.backend.plugins import guarded, in_time
 from ggsched.backend.probe import probe
 from ggsched.backend.registry import MAX_DEVICES, discover, open_devices
@@ -171,12 +172,33 @@ def test_an_import_that_hangs():
     with pytest.raises(BackendBroken, match=r"^slow: importing it takes longer than 0\.05 s"):
         in_time("slow", lambda: release.wait(60), 0.05)
     release.set()
-    (thread,) = [t for t in threading.enumerate() if t.name == "ggsched imports slow"] or [None]
-    if thread is not None:
-        thread.join(10)
+    for thread in threading.enumerate():
+        if thread.name.startswith("ggsched: slow"):
+            thread.join(10)
     assert in_time("quick", lambda: 7, 5.0) == 7
     with pytest.raises(Odd):
         in_time("odd", raising(Odd()), 5.0)
+
+
+def test_a_device_that_hangs_at_open(monkeypatch):
+    """`ggsched devices` waited for it without end."""
+    release = threading.Event()
+    monkeypatch.setattr(plugins, "event_timeout", lambda: 0.05)
+
+    class Hangs(StubBackend):
+        def open_device(self, index):
+            release.wait(60)
+            return super().open_device(index)
+
+    try:
+        (status,) = discover(entry_points=[point(Hangs("slow"))])
+    finally:
+        release.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ggsched: slow"):
+            thread.join(10)
+    assert status.state == "broken"
+    assert status.reason == "opening the device takes longer than 0.05 s"
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from ggsched.cluster.transport import SYSTEM
 from ggsched.cluster.weights import MIN_RANGE_NBYTES, Offer, Sources, offer_of
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, UsageError
-from ggsched.interchange.mapped_file import map_file
+from ggsched.files.mapping import map_file
 from ggsched.testing.sim.transport import SimTransport
 from tests.cluster.test_link import Pieces
 from tests.cluster.test_lost_messages import expected

@@ -11,7 +11,7 @@ from ggsched.cluster.local import local_start
 from ggsched.cluster.remote_devices import open_group
 from ggsched.cluster.weights import Sources, offer_of
 from ggsched.config import Settings
-from ggsched.interchange.mapped_file import map_file
+from ggsched.files.mapping import map_file
 from ggsched.models.load import load_model
 from ggsched.models.session import Session, SessionOptions
 from ggsched.run.release import close_all

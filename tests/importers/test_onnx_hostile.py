@@ -81,13 +81,13 @@ def external(location, **entries):
         ("/etc/passwd", {}, "not in the folder"),
         ("link.bin", {}, "not in the folder"),
         ("", {}, "not in the folder"),
-        ("missing.bin", {}, "there is no file"),
+        ("missing.bin", {}, "cannot read its file"),
         ("good.bin", {"offset": -1}, "outside the file"),
         ("good.bin", {"offset": 4}, "outside the file"),
         ("good.bin", {"offset": 1 << 70}, "outside the file"),
         ("good.bin", {"length": 4}, "4 bytes for"),
         ("good.bin", {"offset": "x"}, "not a number"),
-        (".", {}, "there is no file"),
+        (".", {}, "cannot read its file"),
     ],
 )
 def test_data_of_other_files(tmp_path, location, entries, words):

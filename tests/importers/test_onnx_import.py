@@ -1,5 +1,7 @@
 """What ``from_onnx`` makes of a file: graph, weights, names, shapes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from onnx import helper
 import ggsched
 from ggsched.cli.main import main
 from ggsched.errors import DeviceFault, ModelError, UsageError
+from ggsched.files.mapping import file_behind
 from ggsched.importers.onnx import page
 from ggsched.ir.tensor import Role
 from ggsched.plan.codec import plan_to_json
@@ -228,7 +231,45 @@ def test_weights_in_another_file_are_mapped(tmp_path):
         size_threshold=0,
     )
     made = ggsched.from_onnx(tmp_path / "m.onnx")
-    assert isinstance(made.weights["k"], np.memmap)
+    file, _ = file_behind(made.weights["k"])
+    assert file.path == str(tmp_path / "m.bin")
+
+
+CUT_WHILE_OPEN = """
+import os, sys
+import numpy as np
+import ggsched
+from ggsched.errors import ModelError
+path, when = sys.argv[1:]
+model = ggsched.from_onnx(path)
+if when == "before":
+    model.bind()
+    os.truncate(path + ".bin", 4096)
+with ggsched.Scheduler(["cpu:0"], weights=model.weight) as s:
+    for _ in range(2):
+        try:
+            model.run(s, {"x": np.zeros(1 << 16, np.float32)})
+            print("ran")
+        except ModelError as error:
+            print(error.what)
+        os.truncate(path + ".bin", 4096)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_data_of_another_file_that_is_cut_short_is_named(tmp_path, when):
+    """Reading the rest of the mapping ended the process by SIGBUS."""
+    w = {"w": np.ones(1 << 16, np.float32)}
+    made = model([node("Add", "x w", "y")], [tensor("x", [1 << 16])], [tensor("y", None)], w)
+    path, file = tmp_path / "m.onnx", "m.onnx.bin"
+    onnx.save_model(made, path, save_as_external_data=True, location=file, size_threshold=0)
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_WHILE_OPEN, str(path), when],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    *first, last = done.stdout.splitlines()
+    assert last == "the file was truncated"
+    assert first == (["the file was truncated"] if when == "before" else ["ran"])
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,7 @@ def test_pipes_do_not_wait_for_a_writer(tmp_path, name):
     write_tokenizer(write_folder(tmp_path))
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ModelError, match=f"{name}: it is not a regular file"):
+    with pytest.raises(ModelError, match=f"{name}: cannot read the file: it is not a regular file"):
         load_model(tmp_path)
 
 

@@ -10,7 +10,7 @@ import pytest
 from ggsched.backend.protocols import HostMemory
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, OutOfDeviceMemory
-from ggsched.interchange.mapped_file import map_file
+from ggsched.files.mapping import map_file
 from ggsched.ir.builder import GraphBuilder
 from ggsched.run import loading
 from ggsched.run.loading import IN_UPLOAD, MAX_READERS, RING, Loader, reader_count

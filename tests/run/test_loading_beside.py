@@ -9,7 +9,7 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault
-from ggsched.interchange.mapped_file import map_file
+from ggsched.files.mapping import map_file
 from ggsched.ir.builder import GraphBuilder
 from ggsched.run import loading
 from ggsched.run.loading import Loader

@@ -5,7 +5,7 @@ import pytest
 
 from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
 from ggsched.config import Settings
-from ggsched.interchange.mapped_file import file_behind, map_file
+from ggsched.files.mapping import file_behind, map_file
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints

@@ -2,7 +2,7 @@
 
 An entry's name is a hash of everything it depends on; it begins with a hash of its content, so that
 one that was damaged, or belongs to something else, is made anew. A folder that cannot be read or
-written costs time only.
+written, or that is not the user's alone, costs time only.
 """
 
 import os
@@ -11,6 +11,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from ggsched.files.own import cache_home, own_contents
 from ggsched.whole_file import write_whole
 from ggsched_cpu.kernels.target import Target
 
@@ -19,11 +20,7 @@ _HEAD = b"ggsched cpu kernels 1\n"
 
 def default_folder() -> Path:
     """Return ``$XDG_CACHE_HOME/ggsched/cpu-kernels``."""
-    base = os.environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache"
-    try:
-        return Path(base).expanduser() / "ggsched" / "cpu-kernels"
-    except RuntimeError:  # there is no home
-        return Path(os.devnull) / "none"
+    return (cache_home() or Path(os.devnull)) / "ggsched" / "cpu-kernels"
 
 
 def entry_name(ir: str, target: Target, llvm_version: str) -> str:
@@ -53,7 +50,7 @@ def discard(folder: Path, name: str) -> None:
 
 def _read(file: Path) -> bytes | None:
     try:
-        data = file.read_bytes()
+        data = own_contents(file)
     except OSError:
         return None
     start = len(_HEAD) + 32
@@ -65,5 +62,4 @@ def _read(file: Path) -> bytes | None:
 
 def _write(file: Path, code: bytes) -> None:
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(file, _HEAD + sha256(code).digest() + code)

@@ -35,6 +35,9 @@ MAX_CALLS: Final = 1_000_000
 FOLD_NBYTES: Final = 1 << 30
 """Bytes of constants that one import may compute; larger ones are computed by the graph."""
 
+FOLD_FLOPS: Final = 1 << 33
+"""Operations that it may take to compute them: seconds, in numpy."""
+
 
 _INDEXED: Final = frozenset(
     ("gather", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd")
@@ -84,6 +87,7 @@ class Emitter:
         self._made: dict[str, Tensor] = {}
         self._calls = 0
         self._folded_nbytes = 0
+        self._folded_flops = 0.0
         self._taken: Value | None = None
 
     def count(self) -> None:
@@ -229,9 +233,15 @@ class Emitter:
         full = op.full(given)
         dtype, shape = op.infer([_described(v) for v in values], full)
         nbytes = prod(shape) * dtype.block_nbytes
-        if self._folded_nbytes + nbytes > FOLD_NBYTES or op.user is None:
+        if op.user is None:
+            return None
+        shapes, flops = [v.shape for v in values], 2.0 * prod(shape)
+        if op.user.flops is not None:
+            flops = op.user.flops(*shapes, **full)
+        if self._folded_nbytes + nbytes > FOLD_NBYTES or self._folded_flops + flops > FOLD_FLOPS:
             return None
         self._folded_nbytes += nbytes
+        self._folded_flops += flops
         with np.errstate(all="ignore"):
             found = np.asarray(op.user.reference(*map(wide, arrays), **full))
             return Const(np.ascontiguousarray(found.astype(dtype.host)).reshape(shape))

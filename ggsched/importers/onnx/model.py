@@ -11,7 +11,7 @@ from ggsched.errors import ModelError
 from ggsched.importers.common.bound import Bindings, BoundModel, Port, Ports, own_results
 from ggsched.importers.common.emit import Array, Const, Emitter, Value
 from ggsched.importers.common.simplify import simplified
-from ggsched.importers.onnx.read import import_onnx, read_model, text
+from ggsched.importers.onnx.read import ExternalData, import_onnx, read_model, text
 from ggsched.importers.onnx.types import name_of
 from ggsched.importers.onnx.walk import Walk
 from ggsched.ir.dtype import dtype_by_name
@@ -48,7 +48,7 @@ class OnnxModel:
         dims: Mapping[str, int],
         constants: Mapping[str, Any],
     ) -> None:
-        self._model, self._folder = model, folder
+        self._model, self._external = model, ExternalData(folder)
         self._dims, self._constants = dict(dims), dict(constants)
         graph = model.graph
         self.name: str = text(graph.name) or "onnx"
@@ -182,11 +182,12 @@ class OnnxModel:
                 given[name] = Const(np.ascontiguousarray(array).reshape(array.shape))
             else:
                 given[name] = emit.g.input(name, shapes[name], port.dtype)
-        values = Walk(self._model, self._folder, emit).graph(self._model.graph, given)
+        values = Walk(self._model, self._external, emit).graph(self._model.graph, given)
         if not values:
             raise ModelError("it has no outputs", where=self.name)
         tensors = own_results(emit, values)
         graph, weights = simplified(emit.g.build(*tensors), emit.weights)
+        self._external.require_unchanged()  # constants have been folded
         inputs = {t.name: t for t in graph.roots(Role.INPUT)}
         return BoundModel(
             graph, weights, inputs, dict(zip(self.outputs, graph.outputs, strict=True))

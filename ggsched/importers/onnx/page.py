@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from ggsched.files.reading import read_text
 from ggsched.importers.onnx import walk
 from ggsched.importers.onnx.call import CONVERTERS
 
@@ -20,4 +21,4 @@ def filled(text: str) -> str:
 
 if __name__ == "__main__":
     page = Path(sys.argv[1])
-    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(filled(read_text(page)), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Reads files without trusting them: nothing is executed, no other folder is read."""
 
+import errno
 import os
 from math import prod
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.errors import ModelError, UsageError
+from ggsched.files.mapping import map_file, require_unchanged
+from ggsched.files.reading import contents, reason
 from ggsched.importers.common.emit import Array
 from ggsched.importers.onnx.types import name_of
 from ggsched.ir.dtype import dtype_by_name
@@ -40,11 +43,16 @@ def read_model(path: Path) -> Any:
         OSError: it cannot be read.
     """
     onnx = import_onnx()
-    if path.stat().st_size > MAX_NBYTES:
-        raise ModelError("longer than 2 GiB", where=str(path), hint="keep weights in another file")
+    try:
+        data = contents(path, MAX_NBYTES)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        hint = "keep weights in another file"
+        raise ModelError("longer than 2 GiB", where=str(path), hint=hint) from error
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(data)
     except (ValueError, RecursionError, RuntimeError) as error:
         raise _not_a_model(path, str(error)) from error
     except Exception as error:  # DecodeError, which derives from Exception only
@@ -69,12 +77,56 @@ def text(name: Any) -> str:
     return name
 
 
-def elements_of(tensor: Any, folder: Path | None) -> Array:
+class ExternalData:
+    """Files beside a model's, which hold elements of its tensors; each is mapped once.
+
+    Args:
+        folder: Of the model's file; None where files of their own are not allowed.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._home = None if folder is None else os.path.realpath(folder)
+        self._mapped: dict[str, Array] = {}
+
+    def mapped(self, location: str, where: str) -> Array:
+        """Return all bytes of a file.
+
+        Raises:
+            ModelError: it is not in the folder, or cannot be read.
+        """
+        if self._home is None:
+            raise ModelError("its elements are in another file", where=where, hint="give a path")
+        if location in self._mapped:
+            return self._mapped[location]
+        try:
+            path = Path(os.path.realpath(os.path.join(self._home, location)))
+        except ValueError:  # a zero byte or half a character
+            path = Path(os.sep)
+        if not location or os.path.isabs(location) or not path.is_relative_to(self._home):
+            what = f"its file {location!r} is not in the folder of the model"
+            raise ModelError(what, where=where)
+        try:
+            self._mapped[location] = map_file(path)
+        except OSError as error:
+            what = f"cannot read its file {location!r}"
+            raise ModelError(what, where=where, why=reason(error)) from error
+        return self._mapped[location]
+
+    def require_unchanged(self) -> None:
+        """Raise if a file is not what was mapped.
+
+        Raises:
+            ModelError: as ``MappedFile.require_unchanged``.
+        """
+        require_unchanged(self._mapped.values())
+
+
+def elements_of(tensor: Any, external: ExternalData) -> Array:
     """Return the elements of a tensor of a file; those in another file are mapped.
 
     Args:
         tensor: A ``TensorProto``.
-        folder: Of the model's file; None where files of their own are not allowed.
+        external: Files beside the model's.
 
     Raises:
         ModelError: a type that is not supported, elements that are missing, or a file that is not
@@ -87,7 +139,7 @@ def elements_of(tensor: Any, folder: Path | None) -> Array:
     if any(n < 0 for n in shape) or nbytes > 1 << 50:
         raise ModelError(f"shape {list(shape)}", where=where)
     if tensor.data_location == _EXTERNAL:
-        return _external(tensor, folder, shape, np.dtype(dtype_by_name(kind).host), nbytes)
+        return _external(tensor, external, shape, np.dtype(dtype_by_name(kind).host), nbytes)
     if tensor.HasField("raw_data") and len(tensor.raw_data) != nbytes:
         raise ModelError(f"{len(tensor.raw_data)} bytes for {kind}{list(shape)}", where=where)
     numpy_helper = import_onnx().numpy_helper
@@ -100,17 +152,11 @@ def elements_of(tensor: Any, folder: Path | None) -> Array:
 
 
 def _external(
-    tensor: Any, folder: Path | None, shape: tuple[int, ...], kind: "np.dtype[Any]", nbytes: int
+    tensor: Any, external: ExternalData, shape: tuple[int, ...], kind: "np.dtype[Any]", nbytes: int
 ) -> Array:
     where = f"tensor {tensor.name!r}"
-    entries = {e.key: e.value for e in tensor.external_data}
+    entries = {text(e.key): text(e.value) for e in tensor.external_data}
     location = entries.get("location", "")
-    if folder is None:
-        raise ModelError("its elements are in another file", where=where, hint="give a path")
-    path = Path(os.path.realpath(folder / location))
-    home = Path(os.path.realpath(folder))
-    if not location or Path(location).is_absolute() or not path.is_relative_to(home):
-        raise ModelError(f"its file {location!r} is not in the folder of the model", where=where)
     try:
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length", str(nbytes)))
@@ -118,10 +164,9 @@ def _external(
         raise ModelError("offset or length is not a number", where=where) from error
     if length != nbytes:
         raise ModelError(f"{length} bytes for {kind}{list(shape)}", where=where)
-    if not path.is_file():
-        raise ModelError(f"there is no file {location!r}", where=where)
-    if offset < 0 or offset + nbytes > path.stat().st_size:
-        raise ModelError(f"its bytes lie outside the file {location!r}", where=where)
     if not nbytes:
         return np.zeros(shape, kind)
-    return np.memmap(path, kind, "r", offset, shape)
+    data = external.mapped(location, where)
+    if offset < 0 or offset + nbytes > len(data):
+        raise ModelError(f"its bytes lie outside the file {location!r}", where=where)
+    return data[offset : offset + nbytes].view(kind).reshape(shape)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +18,7 @@ from ggsched.importers.onnx import (  # noqa: F401
     resize,
 )
 from ggsched.importers.onnx.call import CONVERTERS, Call
-from ggsched.importers.onnx.read import elements_of, import_onnx
+from ggsched.importers.onnx.read import ExternalData, elements_of, import_onnx
 from ggsched.importers.onnx.types import code_of
 from ggsched.ir.tensor import Tensor
 
@@ -45,13 +44,13 @@ class Walk:
 
     Args:
         model: The message.
-        folder: Where its other files are.
+        external: Files beside it.
         emit: Makes nodes.
     """
 
-    def __init__(self, model: Any, folder: Path | None, emit: Emitter) -> None:
+    def __init__(self, model: Any, external: ExternalData, emit: Emitter) -> None:
         self._onnx = import_onnx()
-        self._folder = folder
+        self._external = external
         self.emit = emit
         self._opsets = {o.domain: int(o.version) for o in model.opset_import}
         self._functions = {(f.domain, f.name): f for f in model.functions}
@@ -73,7 +72,7 @@ class Walk:
         for tensor in graph.initializer:
             name = tensor.name if depth == 0 else ""
             if depth or tensor.name not in given:
-                scope[tensor.name] = Const(elements_of(tensor, self._folder), name)
+                scope[tensor.name] = Const(elements_of(tensor, self._external), name)
         self._nodes(graph.node, scope, self._opsets, {}, depth)
         return [_found(scope, o.name, graph.name) for o in graph.output]
 
@@ -199,7 +198,7 @@ class Walk:
             except ValueError as error:
                 raise ModelError(f"attribute {a.name!r}", where=where, why=str(error)) from error
             if isinstance(value, self._onnx.TensorProto):
-                value = elements_of(value, self._folder)
+                value = elements_of(value, self._external)
             elif isinstance(value, bytes):
                 value = value.decode("utf-8", "replace")
             elif not isinstance(value, (int, float, str, self._onnx.GraphProto)):

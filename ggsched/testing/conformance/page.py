@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ggsched.files.reading import read_text
 from ggsched.testing.conformance.rules import RULES
 from ggsched.testing.conformance.suite import all_cases
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{__doc__}\n")
         return 2
     path = Path(arguments[0])
-    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    path.write_text(filled(read_text(path)), encoding="utf-8")
     return 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.interchange.mapped_file import MAPPINGS, file_behind, map_file
+from ggsched.files.mapping import MAPPINGS, file_behind, map_file
 
 PAGES = 64
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -90,7 +90,7 @@ def test_a_read_behind_the_end_goes_on_and_is_known(tmp_path, where):
         import os, sys, threading
         import numpy as np
         from ggsched.errors import ModelError
-        from ggsched.interchange.mapped_file import file_behind, map_file
+        from ggsched.files.mapping import file_behind, map_file
         path, where = sys.argv[1:]
         mapped = map_file(path)
         file, _ = file_behind(mapped)
@@ -128,7 +128,7 @@ def test_other_faults_are_nobodys_business(tmp_path):
     child = in_child(
         """
         import mmap, os, sys
-        from ggsched.interchange.mapped_file import map_file
+        from ggsched.files.mapping import map_file
         mapped = map_file(sys.argv[1])
         with open(sys.argv[1] + ".other", "w+b") as file:
             file.truncate(1 << 16)

@@ -11,13 +11,14 @@ to the handler that was there before.
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import struct
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.errors import ModelError
+from ggsched.files.reading import AnyPath, open_regular, reason
 
 _AGAIN: Final = "do not write to a model that is in use; open it again"
 
@@ -84,26 +86,42 @@ class MappedFile:
                     raise ModelError("the file ends too early", where=self.path, hint=_AGAIN)
                 done += count
         except OSError as error:
-            why = error.strerror or str(error)
-            raise ModelError("cannot read the file", where=self.path, why=why) from error
+            raise ModelError("cannot read the file", where=self.path, why=reason(error)) from error
 
 
-def map_file(path: str) -> npt.NDArray[np.uint8]:
+def map_file(path: AnyPath) -> npt.NDArray[np.uint8]:
     """Map a file, read-only.
 
     Raises:
-        OSError: it cannot be opened.
-        ValueError: it is empty.
+        OSError: as ``open_regular``, or it is empty.
     """
-    with open(path, "rb") as file:
-        data = np.memmap(file, dtype=np.uint8, mode="r")
-        found, descriptor = os.fstat(file.fileno()), os.dup(file.fileno())
+    with open_regular(path) as opened:
+        found = os.fstat(opened)
+        if not found.st_size:
+            raise OSError(errno.EINVAL, "the file is empty")
+        try:
+            pages = mmap.mmap(opened, found.st_size, access=mmap.ACCESS_READ)
+        except ValueError as error:  # it was cut short at this moment
+            raise OSError(errno.EINVAL, str(error)) from error
+        descriptor = os.dup(opened)
+    data = np.frombuffer(pages, np.uint8)
     start: int = data.__array_interface__["data"][0]
-    mapped = MappedFile(path, start, len(data), descriptor, found.st_mtime_ns)
+    mapped = MappedFile(os.fspath(path), start, len(data), descriptor, found.st_mtime_ns)
     MAPPINGS.add(mapped)
     # Arrays over the mapping keep this object, and nothing else of the file, alive.
-    weakref.finalize(vars(data)["_mmap"], MAPPINGS.remove, mapped).atexit = False
+    weakref.finalize(pages, MAPPINGS.remove, mapped).atexit = False
     return data
+
+
+def require_unchanged(arrays: Iterable[npt.NDArray[Any]]) -> None:
+    """Raise if a file that one of some contiguous arrays lies in is not what was mapped.
+
+    Raises:
+        ModelError: as ``MappedFile.require_unchanged``.
+    """
+    for array in arrays:
+        if (found := file_behind(array)) is not None:
+            found[0].require_unchanged()
 
 
 def file_behind(array: npt.NDArray[Any] | memoryview) -> tuple[MappedFile, int] | None:

@@ -1,0 +1,1 @@
+"""The only place that opens files to read them; ``tests/meta/test_files.py`` forbids others."""
