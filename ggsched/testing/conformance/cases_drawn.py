@@ -20,6 +20,8 @@ from ggsched.testing.conformance.traffic import MAX_HELD, Lane, Traffic
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 ROUNDS: Final = 6
+LINKS: Final = 40
+"""Events by which launches follow each other; values double with each launch."""
 MAX_STREAMS: Final = 6
 
 # --- transfers of any size --------------------------------------------------------------------
@@ -69,6 +71,32 @@ def evt2_drawn_exchanges(w: TestContext) -> None:
         traffic.check(f"{steps} exchanges between {len(streams)} streams")
         for q in streams:
             w.close(q)
+
+
+@case("EVT-2", "Launches that follow each other by events over drawn streams are in order.",
+      "events", "launch", "two streams")  # fmt: skip
+def evt2_drawn_launches(w: TestContext) -> None:
+    for _ in range(w.draws(6, 3)):
+        streams, count = _streams(w), int(w.rng.integers(1, 6000))
+        ring = [w.buffer(4 * count) for _ in range(3)]
+        numbers = w.numbers(count)
+        q, at = streams[0], 0
+        w.upload(q, numbers, ring[0])
+        hold = w.hold(q)
+        for i in range(LINKS):
+            w.order(q)
+            event = w.record(q)
+            q = streams[int(w.rng.integers(len(streams)))]
+            w.wait(q, event)
+            for _ in range(2):
+                after = (at + 1) % len(ring)
+                w.launch(q, w.compute(q, [(ring[at], 0)], (ring[after], 0), count))
+                numbers, at = w.result(numbers), after
+            if i == MAX_HELD // 6:
+                hold.release()
+        w.equal(w.get(q, ring[at]), numbers, f"{2 * LINKS} launches on {len(streams)} streams")
+        for thing in (*streams, *ring):
+            w.close(thing)
 
 
 def _streams(w: TestContext) -> list[Stream]:
