@@ -245,12 +245,14 @@ class Operated:
         mutant, seen = self.mutant, _seen(self, method, args)
         is_changed = method == mutant.method and mutant.meets(self, seen)
         is_changed = is_changed and _is_legal(self, method, args)
+        exchanges = mutant.operator == EXCHANGED
+        if exchanges and self.late:
+            is_changed = False  # this call is the next one
         self.number += method == mutant.method
         self.depth += 1
         self.waits += method == "wait"
         if is_changed:
             return self._changed(method, args)
-        exchanges = mutant.operator == EXCHANGED
         if exchanges and method not in (*TRANSFERS, "launch"):
             self._flush()  # only transfers and launches are exchanged
         result = self._plain(method, args)
@@ -327,8 +329,8 @@ def _is_legal(stream: Any, method: str, args: tuple[Any, ...]) -> bool:
             _CHECKS[method](stream.device, *args)
     except GgschedError:
         return False
-    if method == "launch":
-        return args[0].stream is stream and not args[0].is_closed
+    if method == "launch" and args[0].stream is not stream:
+        return False
     return not any(getattr(thing, "is_closed", False) for thing in args)
 
 
