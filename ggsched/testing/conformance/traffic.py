@@ -135,7 +135,7 @@ class Traffic:
         if n > self.left:
             n = int(rng.integers(1, 64))
         self.left -= n
-        at, to = (int(rng.choice([0, room - n, rng.integers(room - n + 1)])) for _ in range(2))
+        at, to = ((0, room - n, int(rng.integers(room - n + 1)))[rng.integers(3)] for _ in range(2))
         if rng.integers(2):
             n, at, to = (max(1, n // 16 * 16), at // 16 * 16, to // 16 * 16)
         return min(n, room - max(at, to)), at, to
