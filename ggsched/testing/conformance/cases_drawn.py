@@ -82,9 +82,9 @@ def evt2_drawn_launches(w: TestContext) -> None:
         numbers = w.numbers(count)
         q, at = streams[0], 0
         w.upload(q, numbers, ring[0])
+        w.order(q)
         hold = w.hold(q)
         for i in range(LINKS):
-            w.order(q)
             event = w.record(q)
             q = streams[int(w.rng.integers(len(streams)))]
             w.wait(q, event)
