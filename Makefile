@@ -78,6 +78,7 @@ gpu: $(READY)-gpu ## with an NVIDIA GPU: kit, mutants, models and measurements, 
 
 mutation: $(READY)-dev ## measure the mutation score and write docs/reference/mutation-score.md
 	@$(ONE_THREAD) $(PY) -m tests.mutants -o docs/reference/mutation-score.md $(ARGS)
+	@$(ONE_THREAD) $(PY) -m tests.mutants.operator_score --jobs 2 -o docs/reference/mutation-score.md
 
 gallery: $(READY)-dev ## draw the pictures of docs/gallery.md again
 	@$(PY) docs/images/gallery.py

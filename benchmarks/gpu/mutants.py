@@ -1,10 +1,13 @@
 """Backends for CUDA that are broken on purpose: the kit has to reject each of them on the GPU."""
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks.gpu.kit import harness
 from ggsched.backend.capture import DeviceGraph
@@ -14,12 +17,14 @@ from ggsched_cuda import driver
 from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.event import CudaEvent, Marker
 from ggsched_cuda.graphs import CudaCapture, CudaGraph
+from ggsched_cuda.pinned import PinnedBlock
 from ggsched_cuda.program import CudaProgram
-from ggsched_cuda.queue import CudaQueue
+from ggsched_cuda.queue import STAGED_OFTEN, CudaQueue, Held
 from ggsched_cuda.stream import CudaStream
 from tests.mutants.mutant import graft
 
 TIMEOUT_S = 3.0
+LONG_NBYTES = 8 << 20
 LONGEST_S = 120.0
 
 
@@ -65,6 +70,26 @@ class EventOnAnotherStream(CudaQueue):
     def marker(self) -> Marker:
         """Record on the GPU's idle stream."""
         return Marker.behind(self.gpu, self.gpu._idle)
+
+
+class BlocksReleasedEarly(CudaQueue):
+    """The eighth staging block of a stream is released before its copy, and reused at once."""
+
+    def stage(self, nbytes: int) -> PinnedBlock:
+        """Put the block behind a marker at once; the copy then takes as long as a large one."""
+        block = super().stage(nbytes)
+        if len(self._now.blocks) >= STAGED_OFTEN:
+            self.behind(self.marker())
+            memory = np.empty(2 * LONG_NBYTES, np.uint8)
+            at = memory.ctypes.data
+            self.call(at, at + LONG_NBYTES, LONG_NBYTES, memory)
+        return block
+
+    def _release(self, held: Held) -> None:
+        """Write to the blocks, as their next user does."""
+        for block in held.blocks:
+            ctypes.memset(block.address, 0, block.nbytes)
+        super()._release(held)
 
 
 class WaitIgnored(CudaStream):
@@ -233,6 +258,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("nothing is kept", "EVT-4", queues(NothingIsKept)),
     Mutant("closing cancels", "ERR-3", streams(ClosingCancels)),
     Mutant("closing releases", "ERR-3", streams(ClosingReleases)),
+    Mutant("staging blocks released early", "CPY-4", queues(BlocksReleasedEarly)),
     Mutant("caller waits", "STR-2", streams(CallerWaits)),
     Mutant("staged at the call", "EVT-4", streams(StagedAtTheCall)),
     Mutant("one queue for all streams", "STR-4", one_queue),

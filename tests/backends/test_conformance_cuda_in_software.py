@@ -22,8 +22,10 @@ from tests.kernels.test_fibers import NEEDS, Runner
 pytestmark = NEEDS
 
 EXAMPLES = 10
+MUTANT_EXAMPLES = 50
 ARITHMETIC = (
-    "lch1_every_op", "lch2_every_op", "lch3_", "lch4_same_bytes", "lch5_scratch_is_apart",
+    "lch1_every_op", "lch2_every_op", "lch2_drawn_in_place", "lch3_", "lch4_same_bytes",
+    "lch5_scratch_is_apart", "lch5_drawn_products",
     "lch6_", "lch7_mul_mat", "lch7_every_pattern", "lch7_group_constants",
 )  # fmt: skip
 """Cases that take hundreds of kernels, or one of the helpers that are not done in software."""
@@ -82,7 +84,7 @@ def test_rule_behind_a_foreign_event(driver, rule):
 )
 def test_mutants_are_rejected(driver, monkeypatch, mutant):
     monkeypatch.setattr("ggsched_cuda.driver.cu", SimpleNamespace(cuStreamSynchronize=driver.drain))
-    kit = ConformanceRunner(mutated(mutant.mutate), max_examples=EXAMPLES)
+    kit = ConformanceRunner(mutated(mutant.mutate), max_examples=MUTANT_EXAMPLES)
     assert any(kit.run(case).verdict == "fail" for case in select(mutant.rules))
 
 

@@ -1,5 +1,6 @@
 """``docs/reference/mutation-score.md``, written from what was measured."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -72,3 +73,11 @@ def _plan_lines(plans: Sequence[PlanScore]) -> Iterator[str]:
         yield f"| `{score.operator}` | {numbers} |"
     total = [sum(s.counts[v] for s in plans) for v in ("found", "unchanged", "missed")]
     yield f"| all | {' | '.join(str(n) for n in (sum(total), *total))} |"
+
+
+def with_section(text: str, heading: str, section: str) -> str:
+    """Return a page with a section replaced, or put in front of the one on plans."""
+    parts = re.split(r"^(?=## )", text, flags=re.M)
+    kept = [p for p in parts if not p.startswith(heading + "\n")]
+    at = next((i for i, p in enumerate(kept) if p.startswith("## Plans")), len(kept))
+    return "".join([*kept[:at], f"{section.rstrip()}\n\n" if section else "", *kept[at:]])

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream
 from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
-from tests.mutants.baselines import CPU
+from ggsched.testing.sim import SimStream
+from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 
 KIB64 = 1 << 16
@@ -198,3 +201,43 @@ class FillOfAMebibyte(BaseStream):
         checks.check_fill(self.device, buffer, offset, nbytes, pattern)
         writable_memory(buffer)
         super().fill(buffer, offset, min(nbytes, MIB), pattern)
+
+
+# --- CPY: staging memory ----------------------------------------------------------------------
+
+
+@breaks("CPY-4", "The eighth staging block of a stream is released before its copy.", SIM)
+class BlocksReleasedEarly(SimStream):
+    """Uploads are staged through blocks that the streams of a device share."""
+
+    def begin(self) -> None:
+        """Count uploads."""
+        self.staged = 0
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        """Copy to a block and from there, in two steps."""
+        self._require_usable()
+        checks.check_upload(self.device, source, buffer, offset)
+        target, n = self._writable(buffer), source.nbytes
+        task = self._task("upload", f"upload {n} B to {target.label(offset, n)}", (), 0.0, [target])
+        self._admit(task)
+        self.staged += 1
+        idle: list[bytearray] = self.device.__dict__.setdefault("idle", [])
+        held: list[bytearray] = []
+
+        is_early, size = self.staged % 8 == 0, 1 << n.bit_length()
+
+        def stage() -> None:
+            at = next((i for i, b in enumerate(idle) if len(b) == size), None)
+            held.append(bytearray(size) if at is None else idle.pop(at))
+            held[0][:n] = source
+            if is_early:
+                idle.append(held[0])
+
+        def write() -> None:
+            target.array[offset : offset + n] = np.frombuffer(held[0], np.uint8, n)
+            if not is_early:
+                idle.append(held[0])
+
+        task.steps = [stage, write]
+        self._enqueue(task)

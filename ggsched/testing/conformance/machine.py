@@ -7,14 +7,22 @@ out is a program again. (Its own rule-based machines draw few and short programs
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
+from ggsched.backend.capture import offers_capture
 from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import exact_op
 from ggsched.testing.conformance.model import Access, Memory
-from ggsched.testing.conformance.programs import COUNT, CaseProgram, Queue
+from ggsched.testing.conformance.programs import COUNT, CaseProgram, ProgramShape, Queue
 
 STEP_NBYTES: Final = 9
+MORE_NBYTES: Final = 3
+"""Of a step that may be any of ``MORE_ACTIONS``."""
+
+MAX_HELD: Final = 60
+"""Steps after which streams that are held are released."""
 
 
 class Choices:
@@ -39,15 +47,23 @@ class Choices:
 class Machine:
     """Turns steps into calls of a ``CaseProgram``."""
 
-    def __init__(self, world: TestContext) -> None:
+    def __init__(
+        self, world: TestContext, shape: ProgramShape, actions: "Sequence[Action]"
+    ) -> None:
         self.world = world
-        self.program = CaseProgram(world)
+        self.actions = actions
+        self.program = CaseProgram(world, shape)
 
     def play(self, steps: Sequence[bytes]) -> None:
         """Do all steps, then compare every byte."""
-        for step in steps:
+        is_patient = self.program.shape.is_patient
+        for number, step in enumerate(steps, 1):
             choices = Choices(step)
-            ACTIONS[choices.number(len(ACTIONS))](self, choices)
+            action = self.actions[choices.number(len(self.actions))]
+            if not (is_patient and action in OF_THE_HOST):
+                action(self, choices)
+            if number % MAX_HELD == 0:
+                self.program.release()  # a queue may be full (STR-2)
         self.program.finish()
 
     # --- commands ---------------------------------------------------------------------------
@@ -57,19 +73,19 @@ class Machine:
 
     def upload(self, c: Choices) -> None:
         """Upload fresh host memory, or some that was used before."""
-        q, how = self._queue(c), c.number(3)
+        q, how = self._queue(c), self._how(c)
         dst = self._part(self._own_buffer(q, c), c, writes=True)
         self.program.upload(q, self._host_memory(c, dst), dst, how)
 
     def download(self, c: Choices) -> None:
         """Download to fresh host memory, or to some that was used before."""
-        q, how = self._queue(c), c.number(3)
+        q, how = self._queue(c), self._how(c)
         src = self._part(self._own_buffer(q, c), c, writes=False)
         self.program.download(q, src, self._host_memory(c, src), how)
 
     def copy(self, c: Choices) -> None:
         """Copy between two buffers, of which one at least is the stream's device's."""
-        q, how = self._queue(c), c.number(3)
+        q, how = self._queue(c), self._how(c)
         src = self._part(c.pick(self.program.buffers), c, writes=False)
         memory = c.pick(self.program.buffers)
         if not self._reaches(q, src.memory, memory):
@@ -80,9 +96,38 @@ class Machine:
         if apart:
             self.program.copy(q, src, dst, how)
 
+    def fill(self, c: Choices) -> None:
+        """Fill with a pattern of 1, 2 or 4 bytes, which are those of some f32."""
+        q, how = self._queue(c), self._how(c)
+        dst = self._part(self._own_buffer(q, c), c, writes=True)
+        length = c.pick((1, 2, 4))
+        self.program.fill(q, dst, bytes(0x40 + c.number(11) for _ in range(length)), how)
+
+    def replay(self, c: Choices) -> None:
+        """Replay a graph several times, a new one of up to three copies or one from before."""
+        q, how = self._queue(c), self._how(c)
+        facts = q.stream.device.facts
+        if facts.copy_order != "stream" or not offers_capture(q.stream.device):
+            return
+        times, is_new = 1 + c.number(3), c.flag()
+        mine = [g for g in self.program.graphs if g.queue is q]
+        if mine and not is_new:
+            graph = c.pick(mine)
+        else:
+            own = [m for m in self.program.buffers if m.device == q.device]
+            start, count, at = c.number(COUNT), 1 + c.number(COUNT), c.number(len(own))
+            end = min(COUNT, start + count)
+            parts = [Access(own[(at + i) % len(own)], start, end, False) for i in range(len(own))]
+            moves = [(a, replace(b, writes=True)) for a, b in pairwise(parts)]
+            if not moves:
+                return
+            graph = self.program.capture(q, moves)
+        for _ in range(times):
+            self.program.replay(graph, how)
+
     def launch(self, c: Choices) -> None:
         """Compute one range from two others, which do not overlap it."""
-        q, how = self._queue(c), c.number(3)
+        q, how = self._queue(c), self._how(c)
         out = self._part(self._own_buffer(q, c), c, writes=True)
         length = out.end - out.start
         inputs = []
@@ -142,6 +187,10 @@ class Machine:
 
     # --- helpers ----------------------------------------------------------------------------
 
+    def _how(self, c: Choices) -> int:
+        """Choose how to order; a patient host lets the devices do it."""
+        return c.number(2 if self.program.shape.is_patient else 3)
+
     def _queue(self, c: Choices) -> Queue:
         """Choose a stream; often it is held, so that what has to wait for it is seen to wait."""
         q: Queue = c.pick(self.program.queues)
@@ -176,6 +225,18 @@ class Machine:
 
 Action = Callable[[Machine, Choices], None]
 
+UNITS: Final = (1, 3, 257, 1021, 1024, 4099, 16384, 16385)
+"""f32 values of an element: buffers of 64 B to 1 MiB, and commands of any part of one."""
+
+MAX_STREAMS: Final = 6
+
+
+def drawn_shape(c: Choices) -> ProgramShape:
+    """Choose sizes and streams; zeros are the smallest."""
+    unit, skew, streams = c.pick(UNITS), 4 * c.number(64), 1 + c.number(MAX_STREAMS)
+    return ProgramShape(unit, skew, streams, is_patient=c.flag())
+
+
 ACTIONS: Final[tuple[Action, ...]] = (
     Machine.nothing,
     *(3 * (Machine.upload, Machine.download, Machine.copy, Machine.launch)),
@@ -187,3 +248,9 @@ ACTIONS: Final[tuple[Action, ...]] = (
     Machine.replace_buffer,
 )
 """By the first byte of a step; some are more frequent than others."""
+
+MORE_ACTIONS: Final = (*ACTIONS, Machine.fill, Machine.fill, Machine.replay)
+"""For programs of drawn sizes; small ones stay small when there are fewer."""
+
+OF_THE_HOST: Final = (Machine.sync, Machine.probe, Machine.rewrite, Machine.replace_buffer)
+"""Actions for which the host may wait."""

@@ -2,7 +2,8 @@
 
 Commands take effect on the model as they are enqueued. That is the truth for programs without a
 race, so the model also knows, by clocks, which accesses are not ordered yet; whoever writes the
-program orders them before it enqueues the next command. Memory is cut into f32 elements.
+program orders them before it enqueues the next command. Memory is cut into elements, which are one
+f32 value or a run of them.
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ class Memory:
     Attributes:
         thing: The buffer or the array.
         device: Number of its device; -1 for the host.
-        values: What the elements are.
+        values: What the elements are, one row for each.
         known: Which of them were written at all (BUF-1).
         writer: By element, who wrote it last.
         readers: By element, its readers since.
@@ -47,13 +48,13 @@ class Memory:
     users: Clock = field(default_factory=dict)
 
     @classmethod
-    def fresh(cls, thing: Any, device: int, count: int) -> "Memory":
-        """Return memory that nobody wrote."""
+    def fresh(cls, thing: Any, device: int, count: int, unit: int = 1) -> "Memory":
+        """Return memory that nobody wrote, of elements of ``unit`` f32 values."""
         nothing: list[Mark | None] = [None] * count
         return cls(
             thing,
             device,
-            np.zeros(count, np.float32),
+            np.zeros((count, unit), np.float32),
             np.zeros(count, np.bool_),
             nothing,
             [{} for _ in range(count)],

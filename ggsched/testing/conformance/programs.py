@@ -5,23 +5,58 @@ host, as ``how`` says and the devices can. So every byte is what the model says 
 knows the command to be complete, and only then is it looked at.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.protocols import Event, Stream
 from ggsched.testing.conformance.cleanup import Hold
 from ggsched.testing.conformance.context import TestContext
 from ggsched.testing.conformance.exact import exact_op
-from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, ModelOrder
+from ggsched.testing.conformance.model import HOST, Access, Clock, Mark, Memory, ModelOrder, Numbers
 from ggsched.testing.conformance.rules import BrokenRule
 
 COUNT: Final = 16
 """Elements of a buffer."""
 
+MAX_VALUE: Final = 1 << 23
+"""Host memory is numbered up to here, as f32 has all whole numbers that far."""
+
 EVENT, OLD_EVENT, SYNC = range(3)
 """How to order: by a new event, by one that was recorded before, by the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramShape:
+    """What a program is about beside its commands.
+
+    Attributes:
+        unit: f32 values of an element; a buffer has ``COUNT`` elements.
+        skew: Bytes of a buffer in front of its first element.
+        streams: Streams of the first device; of others one less, one at least.
+        is_patient: Whether the host waits at the end only, so that many commands are in flight.
+    """
+
+    unit: int = 1
+    skew: int = 0
+    streams: int = 2
+    is_patient: bool = False
+
+    def at(self, element: int) -> int:
+        """Return the offset of an element in a buffer, in bytes."""
+        return self.skew + 4 * self.unit * element
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A captured graph of copies, on the stream of a queue."""
+
+    queue: "Queue"
+    graph: DeviceGraph
+    moves: tuple[tuple[Access, Access], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +88,23 @@ class CaseProgram:
 
     Args:
         world: One or two devices.
+        shape: Sizes and streams.
     """
 
-    def __init__(self, world: TestContext) -> None:
+    def __init__(self, world: TestContext, shape: ProgramShape) -> None:
         self.world = world
+        self.shape = shape
         self.order = ModelOrder()
         self.queues: list[Queue] = []
         self.buffers: list[Memory] = []
         self.host: list[Memory] = []
         self.events: list[Recorded] = []
+        self.graphs: list[Graph] = []
         self._holds: list[Hold] = []
         self._next = 1.0
-        for number, most in zip(range(len(world.devices)), (2, 1), strict=False):
-            facts = world.devices[number].facts
-            for _ in range(min(most, facts.max_streams)):
+        for number, device in enumerate(world.devices):
+            most = max(1, shape.streams - number)
+            for _ in range(min(most, device.facts.max_streams)):
                 self._add_stream(number)
             for _ in range(3 - number):
                 self.allocate(number)
@@ -81,23 +119,29 @@ class CaseProgram:
 
     def allocate(self, number: int) -> None:
         """Allocate a buffer on a device."""
-        buffer = self.world.buffer(4 * COUNT, self.world.devices[number])
-        self.buffers.append(Memory.fresh(buffer, number, COUNT))
+        device = self.world.devices[number]
+        buffer = self.world.buffer(self.shape.at(COUNT), device)
+        self.buffers.append(Memory.fresh(buffer, number, COUNT, self.shape.unit))
 
     def replace_buffer(self, at: int) -> None:
         """Close a buffer, once the host knows that nobody uses it, and allocate another one."""
         memory = self.buffers[at]
         self._let_host_know(memory.users)
         self.world.close(memory.thing)
+        for kept in [
+            g for g in self.graphs if any(memory in (a.memory, b.memory) for a, b in g.moves)
+        ]:
+            self.world.close(kept.graph)
+            self.graphs.remove(kept)
         del self.buffers[at]
         self.allocate(memory.device)
 
     def host_memory(self, count: int) -> Memory:
         """Return fresh host memory with numbers that nothing else has."""
-        array = np.arange(self._next, self._next + count, dtype=np.float32)
-        self._next += count
-        memory = Memory.fresh(array, -1, count)
-        memory.values[:] = array
+        values = self._fresh_values(count)
+        array = values.reshape(-1)
+        memory = Memory.fresh(array, -1, count, self.shape.unit)
+        memory.values[:] = values
         memory.known[:] = True
         self.host.append(memory)
         return memory
@@ -108,11 +152,17 @@ class CaseProgram:
         self._let_host_have([whole])
         self.world.call_trace.add_host(memory.thing)
         self.world.log(f"the host rewrites {self.world.name(memory.thing)}")
-        memory.thing[:] = memory.values[:] = np.arange(self._next, self._next + memory.count)
+        memory.values[:] = self._fresh_values(memory.count)
+        memory.thing[:] = memory.values.reshape(-1)
         memory.known[:] = True
-        self._next += memory.count
         self.order.enqueue(HOST, [whole])
         self.order.learn(HOST, {HOST: self.order.count[HOST]})
+
+    def _fresh_values(self, count: int) -> Numbers:
+        """Return values that nothing else has, unless there are millions."""
+        first, self._next = self._next, self._next + count * self.shape.unit
+        values = np.arange(first, self._next) % MAX_VALUE
+        return values.astype(np.float32).reshape(count, self.shape.unit)
 
     # --- commands ---------------------------------------------------------------------------
 
@@ -123,23 +173,48 @@ class CaseProgram:
         if snapshot:  # it is the host that reads, while it enqueues
             self._let_host_have([src])
         self._admit(q, q.copies, [dst] if snapshot else [src, dst], how)
-        self.world.upload(q.stream, source.thing[: src.end], dst.memory.thing, 4 * dst.start)
+        part, at = source.thing[: self.shape.unit * src.end], self.shape.at(dst.start)
+        self.world.upload(q.stream, part, dst.memory.thing, at)
         self._move(src, dst)
 
     def download(self, q: Queue, src: Access, target: Memory, how: int) -> None:
         """Download to the beginning of host memory."""
         dst = Access(target, 0, src.end - src.start, True)
         self._admit(q, q.copies, [src, dst], how)
-        raw = target.thing.view(np.uint8)[: 4 * dst.end]
-        self.world.download_to(q.stream, src.memory.thing, 4 * src.start, raw)
+        raw = target.thing.view(np.uint8)[: 4 * self.shape.unit * dst.end]
+        self.world.download_to(q.stream, src.memory.thing, self.shape.at(src.start), raw)
         self._move(src, dst)
 
     def copy(self, q: Queue, src: Access, dst: Access, how: int) -> None:
         """Copy between buffers."""
         self._admit(q, q.copies, [src, dst], how)
-        a, b, nbytes = src.memory.thing, dst.memory.thing, 4 * (src.end - src.start)
-        self.world.copy(q.stream, a, 4 * src.start, b, 4 * dst.start, nbytes)
+        self._copy(q, src, dst)
         self._move(src, dst)
+
+    def fill(self, q: Queue, dst: Access, pattern: bytes, how: int) -> None:
+        """Fill with a pattern, whose repetition is no NaN."""
+        self._admit(q, q.copies, [dst], how)
+        nbytes = 4 * self.shape.unit * (dst.end - dst.start)
+        self.world.fill(q.stream, dst.memory.thing, self.shape.at(dst.start), nbytes, pattern)
+        dst.memory.values[dst.part] = np.frombuffer(4 // len(pattern) * pattern, np.float32)
+        dst.memory.known[dst.part] = True
+
+    def capture(self, q: Queue, moves: Sequence[tuple[Access, Access]]) -> Graph:
+        """Capture copies; needs a device that offers capture and orders its copies by stream."""
+        capture = self.world.capture(q.stream)
+        for src, dst in moves:
+            self._copy(q, src, dst)
+        graph = Graph(q, self.world.end(capture), tuple(moves))
+        self.graphs.append(graph)
+        return graph
+
+    def replay(self, graph: Graph, how: int) -> None:
+        """Replay a graph."""
+        q = graph.queue
+        self._admit(q, q.copies, [access for move in graph.moves for access in move], how)
+        self.world.replay(q.stream, graph.graph)
+        for src, dst in graph.moves:
+            self._move(src, dst)
 
     def launch(self, q: Queue, inputs: list[Access], out: Access, how: int) -> None:
         """Compile the exact op of the device and launch it."""
@@ -147,9 +222,10 @@ class CaseProgram:
         assert op is not None  # the caller has checked it
         taken = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
         self._admit(q, q.launches, [*taken, out], how)
-        places = [(a.memory.thing, 4 * a.start) for a in taken]
-        target = (out.memory.thing, 4 * out.start)
-        program = self.world.compute(q.stream, places, target, out.end - out.start)
+        places = [(a.memory.thing, self.shape.at(a.start)) for a in taken]
+        target = (out.memory.thing, self.shape.at(out.start))
+        count = self.shape.unit * (out.end - out.start)
+        program = self.world.compute(q.stream, places, target, count)
         self.world.launch(q.stream, program)
         result = op.apply(*(a.memory.values[a.part] for a in taken))
         known = np.logical_and.reduce([a.memory.known[a.part] for a in taken])
@@ -239,7 +315,7 @@ class CaseProgram:
             self.look(memory)
         for memory in self.buffers:
             q = next(q for q in self.queues if q.device == memory.device)
-            seen = self.world.get(q.stream, memory.thing).view(np.float32)
+            seen = self.world.get(q.stream, memory.thing)[self.shape.skew :].view(np.float32)
             self._compare(memory, seen, np.ones(memory.count, np.bool_))
 
     # --- helpers ----------------------------------------------------------------------------
@@ -254,6 +330,11 @@ class CaseProgram:
         if isinstance(thing, Recorded):
             return thing.clock
         return self.order.everything({*thing.lanes})
+
+    def _copy(self, q: Queue, src: Access, dst: Access) -> None:
+        at, to = self.shape.at(src.start), self.shape.at(dst.start)
+        nbytes = self.shape.at(src.end) - at
+        self.world.copy(q.stream, src.memory.thing, at, dst.memory.thing, to, nbytes)
 
     def _move(self, src: Access, dst: Access) -> None:
         dst.memory.values[dst.part] = src.memory.values[src.part].copy()
@@ -294,11 +375,13 @@ class CaseProgram:
                 self.sync(next(p for p in self.queues if other in p.lanes))
 
     def _compare(self, memory: Memory, seen: np.ndarray, may: np.ndarray) -> None:
-        wrong = (seen != memory.values) & memory.known & may
+        expected = memory.values.reshape(-1)
+        differs = (seen != expected).reshape(memory.count, -1)
+        wrong = (differs & (memory.known & may)[:, np.newaxis]).reshape(-1)
         if wrong.any():
             i = int(np.flatnonzero(wrong)[0])
             name = self.world.name(memory.thing)
             raise BrokenRule(
-                f"{name}: {int(wrong.sum())} of {memory.count} numbers are wrong; "
-                f"number {i} is {seen[i]:g} instead of {memory.values[i]:g}"
+                f"{name}: {int(wrong.sum())} of {expected.size} numbers are wrong; "
+                f"number {i} is {seen[i]:g} instead of {expected[i]:g}"
             )

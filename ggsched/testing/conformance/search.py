@@ -12,10 +12,21 @@ from hypothesis.errors import Flaky
 
 from ggsched.errors import SyncTimeout
 from ggsched.testing.conformance.context import TestContext
-from ggsched.testing.conformance.machine import STEP_NBYTES, Machine
+from ggsched.testing.conformance.machine import (
+    ACTIONS,
+    MORE_ACTIONS,
+    MORE_NBYTES,
+    STEP_NBYTES,
+    Choices,
+    Machine,
+    drawn_shape,
+)
+from ggsched.testing.conformance.programs import ProgramShape
 
 MIN_STEPS: Final = 20
 MAX_STEPS: Final = 60
+SHAPED_LENGTH: Final = 4
+"""How many times as many steps a program of drawn sizes may have."""
 IMPATIENT_S: Final = 0.5
 SHARE: Final = 0.8
 """Of the time that a case has: for so long a failing program is made smaller."""
@@ -32,12 +43,14 @@ class Search:
     Attributes:
         world: The case's; the calls of the latest failure end up there.
         devices: How many devices to open.
+        is_shaped: Whether the first step says how large memory is and how many streams there are.
         deadline: When there is no time to make a failing program smaller.
         failures: What was raised, with the calls before.
     """
 
     world: TestContext
     devices: int
+    is_shaped: bool = False
     deadline: float = inf
     failures: list[tuple[BaseException, tuple[str, ...]]] = field(default_factory=list)
 
@@ -54,7 +67,11 @@ class Search:
         devices = w.harness.open(self.devices, w.seed)
         world = TestContext(devices, harness, "program", w.seed, can_hold=w.can_hold)
         try:
-            Machine(world).play(steps)
+            if self.is_shaped:
+                shape = drawn_shape(Choices(steps[0]))
+                Machine(world, shape, MORE_ACTIONS).play(steps[1:])
+            else:
+                Machine(world, ProgramShape(), ACTIONS).play(steps)
         except BaseException as error:
             if not self.failures:
                 self.deadline = monotonic() + SHARE * w.harness.case_timeout_s
@@ -65,11 +82,18 @@ class Search:
             world.finish(failed=True)
 
 
-def search(w: TestContext, *, devices: int) -> None:
-    """Try up to ``w.max_examples`` random programs; that of a failure ends up in ``w``."""
-    found = Search(w, devices)
+def search(w: TestContext, *, devices: int, shaped_examples: int = 0) -> None:
+    """Try random programs; that of a failure ends up in ``w``.
+
+    Args:
+        w: The case's.
+        devices: How many devices to open.
+        shaped_examples: How many programs whose sizes and streams are drawn to try, in place of
+            ``w.max_examples`` small ones.
+    """
+    found = Search(w, devices, shaped_examples > 0)
     try:
-        _drawn(found.play, w)()
+        _drawn(found.play, w, shaped_examples)()
     except Enough:
         if found.failures:
             raise found.failures[-1][0] from None
@@ -81,13 +105,17 @@ def search(w: TestContext, *, devices: int) -> None:
         raise found.failures[0][0] from error
 
 
-def _drawn(play: Callable[[list[bytes]], None], w: TestContext) -> Callable[[], None]:
-    step = st.binary(min_size=STEP_NBYTES, max_size=STEP_NBYTES)
-    steps = st.lists(step, min_size=MIN_STEPS, max_size=MAX_STEPS)
+def _drawn(
+    play: Callable[[list[bytes]], None], w: TestContext, shaped_examples: int
+) -> Callable[[], None]:
+    nbytes = STEP_NBYTES + (MORE_NBYTES if shaped_examples else 0)
+    most = (SHAPED_LENGTH if shaped_examples else 1) * MAX_STEPS
+    step = st.binary(min_size=nbytes, max_size=nbytes)
+    steps = st.lists(step, min_size=MIN_STEPS, max_size=most)
 
     @seed(w.seed)
     @settings(
-        max_examples=w.max_examples,
+        max_examples=shaped_examples or w.max_examples,
         deadline=None,
         database=None,
         report_multiple_bugs=False,

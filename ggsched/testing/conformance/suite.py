@@ -14,6 +14,8 @@ from ggsched.testing.conformance import (
     cases_constant_weights,
     cases_constants,
     cases_copies,
+    cases_drawn,
+    cases_drawn_results,
     cases_error_objects,
     cases_errors,
     cases_events,
@@ -74,6 +76,8 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_threads,
     cases_error_objects,
     cases_beyond,
+    cases_drawn,
+    cases_drawn_results,
 )
 
 
