@@ -59,7 +59,7 @@ class OnnxModel:
         self.outputs: tuple[str, ...] = tuple(text(o.name) for o in graph.output)
         self._ports = Ports(self.name, self.inputs)
         self._ports.check(constants)
-        Walk(model, folder, Emitter(self.name)).check_ops(graph)
+        Walk(model, self._external, Emitter(self.name)).check_ops(graph)
         self._bound: Bindings[BoundModel] = Bindings()
 
     def is_constant(self, name: str) -> bool:
