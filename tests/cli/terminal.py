@@ -106,8 +106,9 @@ class Dialogue:
 
     def goes_on(self):
         """Wait until anything is written behind what was awaited before."""
-        while len(self.written) == self._seen:
+        if len(self.written) == self._seen:
             self.written += self._part(60)
+        assert len(self.written) > self._seen, "nothing is written"
         return self
 
     def _part(self, timeout_s):

@@ -14,6 +14,7 @@ from tests.models.vocabularies import BPE_META, PREFIX
 
 CPU = ("--devices", "cpu:0")
 HINT = "/help lists commands."
+TOKENS = BPE_META[PREFIX + "tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +36,25 @@ def talk(model, capsys, monkeypatch):
     return call
 
 
-def long(model):
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A model without a token that ends a text."""
+    tokens = [t if t not in ("<|end|>", "<|eot|>") else f"<|{i}|>" for i, t in enumerate(TOKENS)]
+    meta = {k: v for k, v in BPE_META.items() if k != PREFIX + "eos_token_id"}
+    meta |= {PREFIX + "tokens": tokens, "tokenizer.chat_template": TEMPLATE}
+    path = tmp_path_factory.mktemp("endless") / "m.gguf"
+    return str(tiny_gguf(path, meta=meta, vocab=len(tokens)))
+
+
+def long(endless):
     """Begin a conversation whose answers last until they are stopped."""
     options = ("-c", "30000", "--temp", "1", "--override-kv", "llama.context_length=int:30000")
-    return Dialogue("run", model, *CPU, "--chat", *options, GGSCHED_STREAMS="1").until(HINT)
+    return Dialogue("run", endless, *CPU, "--chat", *options, GGSCHED_STREAMS="1").until(HINT)
 
 
-def test_ctrl_c_stops_the_answer_and_then_ends(model):
+def test_ctrl_c_stops_the_answer_and_then_ends(endless):
     """The conversation goes on behind a stopped answer; the second Ctrl-C, at the prompt, ends."""
-    dialogue = long(model).until("> ").types("hello\n").until("hello\r\n").goes_on()
+    dialogue = long(endless).until("> ").types("hello\n").until("hello\r\n").goes_on()
     dialogue.types("\x03").until("\n> ").types("world\n").until("world\r\n").goes_on()
     dialogue.types("\x03").until("\n> ").types("\x03")
     code, lines = dialogue.ends()
@@ -52,9 +63,9 @@ def test_ctrl_c_stops_the_answer_and_then_ends(model):
     assert lines[0].startswith("Ctrl-C stops an answer, and ends at the prompt")
 
 
-def test_what_was_stopped_is_kept(model, tmp_path):
+def test_what_was_stopped_is_kept(endless, tmp_path):
     path = tmp_path / "turns.json"
-    dialogue = long(model).until("> ").types("hello\n").until("hello\r\n").goes_on()
+    dialogue = long(endless).until("> ").types("hello\n").until("hello\r\n").goes_on()
     dialogue.types("\x03").until("\n> ").types(f"/save {path}\n").until("\n> ").types("\x04")
     code, lines = dialogue.ends()
     assert code == 0, lines

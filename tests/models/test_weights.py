@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, InternalError, ModelError, UsageError
+from ggsched.files.mapping import file_behind
 from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES
 from ggsched.models import weights
 from ggsched.models.load import load_model, weight_array
@@ -182,5 +183,5 @@ def test_wrong_arguments():
 
 def test_opening_reads_no_weights():
     model = load_model(ORACLE / "gptoss-tiny-f32.gguf")
-    assert isinstance(model.file.data, np.memmap)
-    assert model.file.data.mode == "r"
+    assert file_behind(model.file.data) is not None
+    assert not model.file.data.flags.writeable

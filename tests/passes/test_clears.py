@@ -166,7 +166,7 @@ def test_a_fill_is_traced():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pattern": b"a"}, "fills"),
+        ({"pattern": b"a"}, "the pattern of c0"),
         ({"dst": Region(0, 0, 4)}, "fills"),
     ],
 )
