@@ -24,7 +24,7 @@ def test_a_backend_that_keeps_the_contract(capsys):
     assert err == ""
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
     assert rows["STR-5"] == ["7", "ok"]
-    assert rows["CAP-1"] == ["9", "ok"]
+    assert rows["CAP-1"] == ["10", "ok"]
     assert "cpu:0 keeps the contract" in out
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
 

@@ -37,7 +37,11 @@ def shell(text, **changes):
         ("G env --json > /dev/full", 3, "the output: No space left on device"),
         ("G check - <&-", 2, "-: cannot read the file: stdin is closed"),
         (f"G run {DEMO} -f - <&-", 2, "-: cannot read the file: stdin is closed"),
-        (f"G run {DEMO} -f - </dev/zero", 2, "cannot read the file: it is too long"),
+        (
+            f"G run {DEMO} -f - </dev/zero",
+            2,
+            "-: cannot read the file: it is too long: more than 256.0 MiB",
+        ),
     ],
 )
 def test_streams_that_cannot_be_used_are_one_line(line, code, message):

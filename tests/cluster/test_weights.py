@@ -113,6 +113,6 @@ def test_what_a_machine_warns_of_is_said_by_the_driver(tmp_path, caplog, capfd):
         close_all(devices)
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert [w for w in warned if w.startswith("local://a: ")] == warned
-    assert sum("a weight is not kept: Not a directory" in w for w in warned) == 2
+    assert sum("a weight is not kept: " in w for w in warned) == 2
     said = [line for line in capfd.readouterr().err.splitlines() if "not kept" in line]
     assert all("local://a: " in line for line in said)  # none by the machine's process itself

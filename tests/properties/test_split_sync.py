@@ -88,7 +88,7 @@ def test_a_copy_between_accelerators_is_awaited_by_an_event():
 
 def disorder(plan):
     """Return the findings, except for hazards: a boundary waits whether there is one or not."""
-    return [f for f in check_plan(plan).findings if f.kind != "hazard"]
+    return [f for f in check_plan(plan, without=("memory_sizes",)).findings if f.kind != "hazard"]
 
 
 def _count(plan, kind):
