@@ -1,5 +1,6 @@
 """What the Makefile installs, with a Python and a pip that only write down how they are called."""
 
+import os
 import shutil
 import subprocess
 
@@ -26,9 +27,13 @@ def make(tmp_path):
         (tmp_path / ".ready-demo").touch()
         (tmp_path / ".ready-dev").touch()
         (tmp_path / ".ready-nvrtc").touch()
+        # The tests may be run by make themselves, whose settings go to other makes this way.
+        environment = {
+            k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES")
+        }
         done = subprocess.run(
-            ["make", f"PY={python}", f"READY={tmp_path / '.ready'}", *settings, target],
-            check=True, capture_output=True, text=True, timeout=60, cwd=ROOT,
+            ["make", "ARGS=", f"PY={python}", f"READY={tmp_path / '.ready'}", *settings, target],
+            check=True, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment,
         )  # fmt: skip
         return log.read_text().splitlines(), done.stderr
 
