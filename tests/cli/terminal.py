@@ -120,10 +120,31 @@ class Dialogue:
         os.write(self.fd, text.encode())
         return self
 
+    def interrupts(self):
+        """Type Ctrl-C at a prompt until the command ends.
+
+        Python's readline notices a signal between its prompt and its wait for a key with the next
+        key only, so one Ctrl-C is not enough for a program that types as soon as it is asked.
+        """
+        for _ in range(60):
+            self.types("\x03")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+                break
+        return self.ends()
+
     def ends(self, timeout_s=60):
         """Wait for the end; return the exit code and the rows of the screen."""
-        self.written += rest_of(self.fd)
-        code = self.process.wait(timeout_s)
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := self._part(timeout_s):
+                self.written += part
+        os.close(self.fd)
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"the command goes on behind {self.written!r}") from None
         screen = Screen(80)
         screen.feed(self.written)
         return code, screen.lines

@@ -56,8 +56,7 @@ def test_ctrl_c_stops_the_answer_and_then_ends(endless):
     """The conversation goes on behind a stopped answer; the second Ctrl-C, at the prompt, ends."""
     dialogue = long(endless).until("> ").types("hello\n").until("hello\r\n").goes_on()
     dialogue.types("\x03").until("\n> ").types("world\n").until("world\r\n").goes_on()
-    dialogue.types("\x03").until("\n> ").types("\x03")
-    code, lines = dialogue.ends()
+    code, lines = dialogue.types("\x03").until("\n> ").interrupts()
     assert code == 130
     assert not any("error" in line or "Traceback" in line for line in lines)
     assert lines[0].startswith("Ctrl-C stops an answer, and ends at the prompt")
