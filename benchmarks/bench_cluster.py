@@ -24,8 +24,6 @@ from benchmarks.bench_pipeline import LAYERS, STAGES, TOKENS, WIDTH, homes
 from benchmarks.measure import interleaved
 from benchmarks.table import Row
 from ggsched.backend.protocols import Device
-from ggsched.cluster.local import LocalMember, local_start
-from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
@@ -34,6 +32,8 @@ from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
+from ggsched_cluster.local import LocalMember, local_start
+from ggsched_cluster.remote_devices import open_group
 
 ELEMENTS = 4096
 SHORT, LONG, CHAINS = 3, 67, 400

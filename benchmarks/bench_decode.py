@@ -13,11 +13,11 @@ from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import F32
-from ggsched.models.batches import batch_inputs
-from ggsched.models.graph import build_model_graph, model_needs
-from ggsched.models.hparams import HParams, RopeParams
-from ggsched.models.spec import ModelSpec, WeightSpec
 from ggsched.scheduler import Scheduler
+from ggsched_llm.batches import batch_inputs
+from ggsched_llm.graph import build_model_graph, model_needs
+from ggsched_llm.hparams import HParams, RopeParams
+from ggsched_llm.spec import ModelSpec, WeightSpec
 
 N_PAST = 64
 N_KV = 128

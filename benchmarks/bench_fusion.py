@@ -26,12 +26,12 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.models.batches import batch_inputs
-from ggsched.models.graph import build_model_graph
-from ggsched.models.hparams import HParams
 from ggsched.scheduler import Scheduler
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.generators.values import LeafRule, leaf_values
+from ggsched_llm.batches import batch_inputs
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.hparams import HParams
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.generators.values import LeafRule, leaf_values
 
 ROUNDS: Final = (20, 1000)  # at least and at most
 BUDGET_S: Final = 4.0  # for both sides of a ratio

@@ -35,8 +35,8 @@ print(time.perf_counter() - began)
 OPENING = """
 import json, sys, time
 began = time.perf_counter()
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 with Session(load_model(sys.argv[1]), ["cpu:0"], SessionOptions(n_ctx=64)) as session:
     session.plan(1)
     opened = time.perf_counter()

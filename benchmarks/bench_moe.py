@@ -24,19 +24,19 @@ from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
-from ggsched.models.batches import interleave
 from ggsched.passes import Constraints
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.expert_graphs import (
+from ggsched.trace.recorder import Recorder
+from ggsched.trace.schema import Trace, Work
+from ggsched_llm.batches import interleave
+from ggsched_testing.generators.expert_graphs import (
     INPUT,
     expert_graph,
     expert_homes,
     expert_values,
 )
-from ggsched.trace.recorder import Recorder
-from ggsched.trace.schema import Trace, Work
 
 DEVICES: Final = ("opencl:0", "cpu:0")
 BATCHES, LAYERS, ROUNDS = 6, 3, 7

@@ -17,8 +17,8 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.generators.values import LeafRule, leaf_values
 
 ROUNDS = 15
 TIMEOUT_S = 60.0

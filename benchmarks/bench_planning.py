@@ -21,12 +21,12 @@ from benchmarks.table import Row
 from ggsched.backend.offline_device import paper_devices
 from ggsched.ir import Graph
 from ggsched.ir.dtype import BF16
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
 from ggsched.topology import CopyPath, Topology
 from ggsched.topology.model import WaitPath
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.model_mixes import device_facts, topology
 from tests.support.shapes import LLAMA_8B, spec_of
 from tests.support.stream_graphs import chain, diamonds

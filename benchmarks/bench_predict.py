@@ -17,14 +17,14 @@ from ggsched.calibrate.machine import calibrate
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.ir.graph import Graph
-from ggsched.models.batches import batch_inputs
-from ggsched.models.graph import build_model_graph
-from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates, guessed_rates
+from ggsched_llm.batches import batch_inputs
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.spec import ModelSpec
 
 ROUNDS = 25
 SECONDS = 8.0

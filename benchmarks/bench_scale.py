@@ -24,15 +24,15 @@ from ggsched.plan.bundle import Plan
 from ggsched.plan.parts import Part
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.testing.generators.clusters import (
+from ggsched.topology.cost import Link
+from ggsched_testing.generators.clusters import (
     Machines,
     one_machine,
     several_machines,
     staged_model,
 )
-from ggsched.testing.sim.cluster import ClusterFaults, SimCluster
-from ggsched.testing.sim.costs import Costs
-from ggsched.topology.cost import Link
+from ggsched_testing.sim.cluster import ClusterFaults, SimCluster
+from ggsched_testing.sim.costs import Costs
 
 GROUP, BATCHES = 8, 4
 MACHINES = (2, 8, 32, 128)

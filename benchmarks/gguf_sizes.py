@@ -2,7 +2,7 @@
 
 from gguf import GGUFWriter
 
-from ggsched.models.hparams import HParams
+from ggsched_llm.hparams import HParams
 
 
 def add_sizes(writer: GGUFWriter, hp: HParams) -> None:

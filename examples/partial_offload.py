@@ -7,10 +7,10 @@ model with your own. The options are those of llama.cpp: ``-ngl 2`` is ``n_gpu_l
 from pathlib import Path
 
 import ggsched
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.stats import plan_stats
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
 
 MODEL = Path(ggsched.__file__).parent / "data" / "addition-moe.gguf"
 DEVICES = ["sim:0", "cpu:0"]

@@ -14,7 +14,7 @@ from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.sanitize import check_plan
-from ggsched.testing.sim import Costs, SimConfig, SimWorld
+from ggsched_testing.sim import Costs, SimConfig, SimWorld
 
 P = 8
 FREE = dict.fromkeys(("enqueue_s", "launch_s", "transfer_s", "record_s", "wait_s"), 0.0)

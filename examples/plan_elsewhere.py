@@ -10,12 +10,12 @@ from pathlib import Path
 
 import ggsched
 from ggsched.backend.offline_device import paper_devices
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
 from ggsched.sanitize import check_plan
 from ggsched.topology.codec import restricted, topology_from_text
 from ggsched.units import nbytes_text
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
 
 MODEL = Path(ggsched.__file__).parent / "data" / "addition-moe.gguf"
 MACHINE = Path(__file__).parents[1] / "tests" / "data" / "topologies" / "h200-cpu.json"

@@ -12,9 +12,9 @@ from ggsched import GraphBuilder
 from ggsched.backend.probe import probe
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram, explore, replay
-from ggsched.testing.plan_mutants import drop_waits
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.explore import PlanProgram, explore, replay
+from ggsched_testing.plan_mutants import drop_waits
+from ggsched_testing.sim import SimConfig, SimWorld
 
 
 def two_devices():

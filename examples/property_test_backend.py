@@ -1,7 +1,7 @@
 """Hypothesis on your own backend: random graphs against the oracle, and rules of the contract.
 
 The backend is that of ``minimal_backend.py``; replace it with yours. pytest runs the two properties
-as tests unchanged, and the plug-in ``ggsched.testing.conformance.pytest_plugin`` adds every case of
+as tests unchanged, and the plug-in ``ggsched_testing.conformance.pytest_plugin`` adds every case of
 the conformance kit as a separate test.
 """
 
@@ -17,10 +17,10 @@ from minimal_backend import KERNELS, open_backend
 from ggsched import Scheduler
 from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import Role
-from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.conformance import Harness, run_conformance
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
 MINE = {"ops": tuple(KERNELS), "weight_dtypes": (F32,)}  # what the backend declares
 BACKEND = open_backend()

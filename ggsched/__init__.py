@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ggsched.buckets import Bucketed
     from ggsched.config import Settings
     from ggsched.errors import GgschedError
-    from ggsched.importers.onnx import from_onnx
-    from ggsched.importers.torch import from_torch
     from ggsched.ir import DType, Graph, GraphBuilder
     from ggsched.ir.user_ops import Sample, SourceKernel, register_op, unregister_op
     from ggsched.scheduler import Scheduler
     from ggsched.topology import Topology
+    from ggsched_import.onnx import from_onnx
+    from ggsched_import.torch import from_torch
 
 __version__ = "0.1.0"
 
@@ -34,8 +34,8 @@ _HOME: Final = {
     "SourceKernel": "ggsched.ir.user_ops",
     "Topology": "ggsched.topology",
     "discover": "ggsched.backend.registry",
-    "from_onnx": "ggsched.importers.onnx",
-    "from_torch": "ggsched.importers.torch",
+    "from_onnx": "ggsched_import.onnx",
+    "from_torch": "ggsched_import.torch",
     "open_devices": "ggsched.backend.registry",
     "probe": "ggsched.backend.probe",
     "register_op": "ggsched.ir.user_ops",

@@ -157,7 +157,7 @@ class TaskFailed(GgschedError):
     """A task of a task graph raised; what it raised is the cause. The runner stays usable.
 
     Examples:
-        >>> from ggsched.task import TaskFailed, TaskGraph, TaskRunner
+        >>> from ggsched_task import TaskFailed, TaskGraph, TaskRunner
         >>> g = TaskGraph()
         >>> bad = g.add(int, g.input("text"), name="parse")
         >>> with TaskRunner() as runner:
@@ -176,7 +176,7 @@ class TaskCancelled(GgschedError):
     """A run of a task graph was cancelled before it was done. The runner stays usable.
 
     Examples:
-        >>> from ggsched.task import TaskCancelled, TaskGraph, TaskRunner
+        >>> from ggsched_task import TaskCancelled, TaskGraph, TaskRunner
         >>> g, runner = TaskGraph(), TaskRunner()
         >>> first = g.add(runner.cancel)
         >>> second = g.add(print, first)

@@ -20,8 +20,6 @@ from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.calibrate.cache import load_rates
-from ggsched.cluster.remote_devices import Group, group_of
-from ggsched.cluster.remote_store import RemoteRun, RemoteStore
 from ggsched.config import Settings
 from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
@@ -49,6 +47,8 @@ from ggsched.topology.cost import GUESSES, MachineRates
 from ggsched.topology.model import Topology
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
+from ggsched_cluster.remote_devices import Group, group_of
+from ggsched_cluster.remote_store import RemoteRun, RemoteStore
 
 _FREE: Final = Constraints()
 

@@ -1,6 +1,6 @@
 """Nodes that have no compiled kernel: kernels of user-defined ops, else the reference arithmetic.
 
-The reference arithmetic is the one that defines each op (``ggsched.testing.oracle``): numpy, in
+The reference arithmetic is the one that defines each op (``ggsched_testing.oracle``): numpy, in
 float64, rounded once to the type of the result. It is exact and slow, so nodes that run by it are
 counted and reported (``Program.by_reference``). Ops of the library ``nd`` define themselves by a
 function in numpy, which computes in the type of the operands.
@@ -16,10 +16,10 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.backend.user_kernels import user_kernel
 from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS, OpDef
-from ggsched.testing.oracle.interpreter import decoded, encode, set_rows
-from ggsched.testing.oracle.ops import check_ids, reference_of
 from ggsched.topology.caps import offers
 from ggsched_cpu.lowering.context import Node
+from ggsched_testing.oracle.interpreter import decoded, encode, set_rows
+from ggsched_testing.oracle.ops import check_ids, reference_of
 
 PART_ELEMENTS: Final = 1 << 24
 """Elements of a weight that are decoded at once: 128 MB in float64."""

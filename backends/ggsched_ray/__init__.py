@@ -1,7 +1,7 @@
 """The plug-in ``ray``: devices of the nodes of a Ray cluster, ``--devices ray://``.
 
 Ray says which nodes there are, starts a worker on each, and notices when one is gone. Commands and
-bytes take another way, see ``ggsched.cluster``.
+bytes take another way, see ``ggsched_cluster``.
 """
 
 from ggsched.backend.protocols import Backend

@@ -6,9 +6,9 @@ from typing import Final
 
 from ggsched.backend.protocols import CONTRACT_VERSION, Device
 from ggsched.backend.timeouts import event_timeout
-from ggsched.cluster.members import Start
-from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable
+from ggsched_cluster.members import Start
+from ggsched_cluster.remote_devices import open_group
 
 SCHEME: Final = "ray"
 MODULES: Final = ("ray",)

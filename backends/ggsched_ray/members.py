@@ -11,10 +11,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ggsched.cluster.link import Link
-from ggsched.cluster.members import START_S, Member
-from ggsched.cluster.worker import Warnings, Worker
 from ggsched.errors import BackendUnavailable
+from ggsched_cluster.link import Link
+from ggsched_cluster.members import START_S, Member
+from ggsched_cluster.worker import Warnings, Worker
 from ggsched_ray.connection import connect, first_line
 
 _LOG: Final = logging.getLogger("ggsched")

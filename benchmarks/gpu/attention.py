@@ -19,10 +19,10 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.support.rope_attention_graphs import Turned, groups_of_layers, turned, turned_values
 
 TOLERANCE = 1e-4

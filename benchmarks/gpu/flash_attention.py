@@ -23,12 +23,12 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched.testing.allowance import is_within, rounding_allowances
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import open_backend
 from ggsched_cuda_kernels import flash_attention as flash
 from ggsched_cuda_kernels.decode import attention as few
+from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.support.shapes import LLAMA_8B, SMALL, random_weights, spec_of
 
 BUDGET_S = 300
@@ -231,7 +231,7 @@ def _seconds(bench: Products, s: Shape) -> float:
 
 def _run(bench: Products, graph: Graph, s: Shape, count: int = 5) -> float:
     """Return the seconds of a node: ``count`` of them in a row on the stream, by events."""
-    from ggsched.testing.eager import bound_nodes
+    from ggsched_testing.eager import bound_nodes
 
     values = _values(graph, s, np.random.default_rng(0))
     buffers = {t.id: bench.device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}

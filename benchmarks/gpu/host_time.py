@@ -19,11 +19,11 @@ from unittest.mock import patch
 import numpy as np
 
 from ggsched.ir.dtype import BF16, dtype_by_name
-from ggsched.models.batch_runner import BatchRunner
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.run.executor import Executor
 from ggsched.scheduler import Scheduler
+from ggsched_llm.batch_runner import BatchRunner
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import LLAMA_8B, SMALL, random_weights, spec_of
 
 POINTS: Final = {
@@ -60,8 +60,8 @@ def measure(spec: Any, devices: list[str], count: int, *, is_ahead: bool) -> lis
         return source(name)
 
     with (
-        patch("ggsched.models.session.weight_array", array),
-        patch("ggsched.models.sharing.weight_array", array),
+        patch("ggsched_llm.session.weight_array", array),
+        patch("ggsched_llm.sharing.weight_array", array),
         Session(Model(nothing, spec, nothing), devices, options) as session,
         ExitStack() as stack,
     ):

@@ -3,10 +3,10 @@
 import sys
 from typing import Any
 
-from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.conformance.harness import adapted
-from ggsched.testing.conformance.report import explain
 from ggsched_cuda.harness import CudaHarness
+from ggsched_testing.conformance import Harness, run_conformance
+from ggsched_testing.conformance.harness import adapted
+from ggsched_testing.conformance.report import explain
 
 
 def harness(name: str = "cuda", *, gpus: bool = False, **changes: Any) -> Harness:
@@ -52,6 +52,6 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _no_latch(stream: Any) -> Any:
-    from ggsched.testing.conformance.latch import hold_by_event
+    from ggsched_testing.conformance.latch import hold_by_event
 
     return hold_by_event(stream)

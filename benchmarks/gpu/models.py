@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
 
 DATA = Path("tests/data/oracle")
 MODELS = (

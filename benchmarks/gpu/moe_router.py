@@ -17,8 +17,8 @@ from ggsched.ir.dtype import BF16, F32, I32, MXFP4, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.interpreter import run_oracle
 
 TOLERANCE = 1e-5  # of the norm of a result
 MODES = ("off", "on", "late")

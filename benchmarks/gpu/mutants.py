@@ -12,7 +12,6 @@ import numpy as np
 from benchmarks.gpu.kit import harness
 from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.protocols import Event, HostMemory
-from ggsched.testing.conformance import CaseResult, run_conformance
 from ggsched_cuda import driver
 from ggsched_cuda.async_errors import FaultWords
 from ggsched_cuda.event import CudaEvent, Marker
@@ -21,6 +20,7 @@ from ggsched_cuda.pinned import PinnedBlock
 from ggsched_cuda.program import CudaProgram
 from ggsched_cuda.queue import STAGED_OFTEN, CudaQueue, Held
 from ggsched_cuda.stream import CudaStream
+from ggsched_testing.conformance import CaseResult, run_conformance
 from tests.mutants.mutant import graft
 
 TIMEOUT_S = 3.0

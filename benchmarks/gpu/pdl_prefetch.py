@@ -18,10 +18,10 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import open_backend
 from ggsched_cuda_kernels import pdl_prefetch
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.support.rope_attention_graphs import BEHIND, FIRST
 
 MADE = ("new_v", "mask", "keys")

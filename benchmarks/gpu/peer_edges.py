@@ -23,8 +23,6 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 from ggsched.ir.dtype import BF16
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
 from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.capture_sink import CapturingSink
@@ -33,6 +31,8 @@ from ggsched_cuda.driver import check
 from ggsched_cuda.event import Marker
 from ggsched_cuda.rendezvous import CaptureRendezvous
 from ggsched_cuda_kernels.sources import architecture_of
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import LLAMA_8B, random_weights, spec_of
 
 WIDTH: Final = 4096
@@ -321,8 +321,8 @@ def model(layers: int, several: list[str]) -> None:
 
         began = perf_counter()
         with (
-            patch("ggsched.models.session.weight_array", array),
-            patch("ggsched.models.sharing.weight_array", array),
+            patch("ggsched_llm.session.weight_array", array),
+            patch("ggsched_llm.sharing.weight_array", array),
             Session(loaded, devices, options) as session,
         ):
             for _ in session.generate(tokens[:8], 8):

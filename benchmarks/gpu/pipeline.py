@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ggsched.ir.dtype import BF16
-from ggsched.models.offload import source_name
-from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import HostSync
 from ggsched.sanitize import check_plan
+from ggsched_llm.offload import source_name
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import SMALL, random_weights, spec_of
 
 DEVICES = ("cuda:0/0", "cuda:0/1")

@@ -27,16 +27,16 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.scheduler import Scheduler
-from ggsched.testing.allowance import is_within, rounding_allowances
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda import driver, program
 from ggsched_cuda.harness import KernelLatch
 from ggsched_cuda_kernels import tiles
 from ggsched_kernels import KernelCall
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.support.shapes import (
     GPT_OSS_20B,
     LLAMA_8B,

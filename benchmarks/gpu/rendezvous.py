@@ -14,8 +14,8 @@ from unittest.mock import patch
 import numpy as np
 
 from ggsched.ir.dtype import BF16
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import LLAMA_1B, random_weights, spec_of
 
 TOKENS: Final = 200
@@ -40,8 +40,8 @@ def main() -> int:
 
     devices = ["cuda:0", "cuda:1"]
     with (
-        patch("ggsched.models.session.weight_array", array),
-        patch("ggsched.models.sharing.weight_array", array),
+        patch("ggsched_llm.session.weight_array", array),
+        patch("ggsched_llm.sharing.weight_array", array),
         Session(loaded, devices, options) as one,
         Session(loaded, devices, options) as other,
     ):

@@ -24,11 +24,11 @@ from ggsched.backend.precision import Activations
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
 from ggsched.ir.graph import Graph
-from ggsched.testing.eager import bound_nodes
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda_kernels.calls import ProductCall
 from ggsched_cuda_kernels.kernel_selection import lower
+from ggsched_testing.eager import bound_nodes
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 DTYPES = (Q8_0, BF16, Q4_0, Q4_K, Q6_K, Q5_K)

@@ -9,15 +9,15 @@ import numpy as np
 from ggsched.config import Settings
 from ggsched.ir.dtype import F32, DType
 from ggsched.ir.graph import Graph
-from ggsched.models.batches import batch_inputs
-from ggsched.models.graph import build_model_graph
-from ggsched.models.spec import ModelSpec
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.run.capture import CapturedRun, captured_run
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.scheduler import Scheduler
+from ggsched_llm.batches import batch_inputs
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.spec import ModelSpec
 
 N_CTX = 512
 N_KV = 256

@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.gpu.decode import CASES, QUICK
 from benchmarks.gpu.running import Running
-from ggsched.models.batches import kv_bucket
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.batches import kv_bucket
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import random_weights, spec_of
 
 N_CTX = 2048
@@ -45,7 +45,7 @@ def _measured(hparams: Any, dtype: Any, experts: Any, n_predict: int) -> dict[st
     tokenizer: Any = None
     model = Model(file, spec, tokenizer)
     runs = []
-    with patch("ggsched.models.session.weight_array", lambda _, name: source(name)):
+    with patch("ggsched_llm.session.weight_array", lambda _, name: source(name)):
         for _ in range(SESSIONS):
             with Session(model, ["cuda:0"], SessionOptions(n_ctx=N_CTX)) as session:
                 runs.append(_generated(session, n_predict))

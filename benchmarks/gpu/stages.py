@@ -18,16 +18,16 @@ from unittest.mock import patch
 import numpy as np
 
 from ggsched.backend.protocols import Device
-from ggsched.cluster.local import local_start
-from ggsched.cluster.remote_devices import open_group
 from ggsched.ir.dtype import BF16
-from ggsched.models.batches import MicroBatch, Pipelining
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Launch
 from ggsched.run.release import close_all
+from ggsched_cluster.local import local_start
+from ggsched_cluster.remote_devices import open_group
+from ggsched_llm.batches import MicroBatch, Pipelining
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.spec import ModelSpec
 from tests.support.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 
 MODELS: Final = {"llama-8b": LLAMA_8B, "llama-1b": LLAMA_1B, "small": replace(SMALL, n_layer=4)}
@@ -66,7 +66,7 @@ def measure(
     options = SessionOptions(n_ctx=n_tokens, n_batch=batch or n_tokens, n_ubatch=ubatch)
     tokens = np.random.default_rng(1).integers(0, spec.hparams.n_vocab, n_tokens).tolist()
     with (
-        patch("ggsched.models.session.weight_array", lambda _, name: source(name)),
+        patch("ggsched_llm.session.weight_array", lambda _, name: source(name)),
         Session(model, one, options) as alone,
         Session(model, several, replace(options, pipelining=pipelining)) as spread,
     ):

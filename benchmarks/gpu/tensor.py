@@ -31,13 +31,13 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, MXFP4
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Tensor
-from ggsched.models.load import Model
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
 from ggsched.scheduler import Scheduler
+from ggsched_llm.load import Model
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.spec import ModelSpec
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
 
 Devices = Sequence[str] | Sequence[Device]
@@ -174,8 +174,8 @@ class Sides:
             return self._source(name)
 
         with (
-            patch("ggsched.models.session.weight_array", array),
-            patch("ggsched.models.sharing.weight_array", array),
+            patch("ggsched_llm.session.weight_array", array),
+            patch("ggsched_llm.sharing.weight_array", array),
             Session(self._model, devices, replace(chosen, **options)) as session,
         ):
             yield session

@@ -12,12 +12,12 @@ import numpy as np
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.ir.dtype import BF16
-from ggsched.models.batches import batch_inputs
-from ggsched.models.graph import build_model_graph
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Record, Run, Trace, Wait, Work
+from ggsched_llm.batches import batch_inputs
+from ggsched_llm.graph import build_model_graph
 from tests.support.shapes import SMALL, random_weights, spec_of
 
 RESOLUTION_S = 2e-6

@@ -15,9 +15,9 @@ from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.dequant import dequantize
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.dequant import dequantize
+from ggsched_testing.oracle.interpreter import run_oracle
 
 TOLERANCE = 1e-5  # of the norm of a result
 ROUNDING = 1e-7  # of the norm that it has if no terms cancel each other: half a unit of a float

@@ -10,10 +10,10 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from benchmarks.gguf_sizes import add_sizes
 from ggsched.ir.dtype import BF16, F16, F32, DType, dtype_by_name
-from ggsched.models.gguf_file import GGUF_CODES
-from ggsched.models.graph import model_needs
-from ggsched.models.hparams import HParams, RopeParams
-from ggsched.testing.generators.values import random_blocks
+from ggsched_llm.gguf_file import GGUF_CODES
+from ggsched_llm.graph import model_needs
+from ggsched_llm.hparams import HParams, RopeParams
+from ggsched_testing.generators.values import random_blocks
 
 
 def _llama(name: str, *, vocab: int, embd: int, layers: int, heads: int, ff: int) -> HParams:

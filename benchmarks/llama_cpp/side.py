@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from ggsched.config import Settings
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 
 
 def main() -> None:

@@ -26,12 +26,12 @@ from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints, make_plan
 from ggsched.plan.bundle import Plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import Observation, PlanProgram, explore
-from ggsched.testing.litmus import LitmusBlock, Variant, parse_litmus
-from ggsched.testing.litmus.explorer import LIMIT, explore_block
-from ggsched.testing.litmus.steps import script_of
-from ggsched.testing.plan_mutants import drop_waits
-from ggsched.testing.schedule_policy import EagerPolicy
+from ggsched_testing.explore import Observation, PlanProgram, explore
+from ggsched_testing.litmus import LitmusBlock, Variant, parse_litmus
+from ggsched_testing.litmus.explorer import LIMIT, explore_block
+from ggsched_testing.litmus.steps import script_of
+from ggsched_testing.plan_mutants import drop_waits
+from ggsched_testing.schedule_policy import EagerPolicy
 from tests.support.model_mixes import topology
 from tests.support.stream_graphs import random_wide
 

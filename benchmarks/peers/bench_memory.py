@@ -16,13 +16,13 @@ from benchmarks.peers.gallocr import place, requests_of
 from benchmarks.table import Row
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model
-from ggsched.models.spec import ModelSpec
 from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions
 from ggsched.passes.pipeline import make_schedule, plan_memory
 from ggsched.plan.bundle import Plan
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model
+from ggsched_llm.spec import ModelSpec
 from tests.support.model_mixes import LAYERS, ROOT, large_models, large_spec, mix
 from tests.support.transformers import model_graph
 

@@ -104,7 +104,7 @@ def rows_of(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
 
 
 def overhead_rows(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
-    """Return what dask's threaded scheduler adds to a task, against what ``ggsched.task`` adds.
+    """Return what dask's threaded scheduler adds to a task, against what ``ggsched_task`` adds.
 
     The overhead is the time beyond the same calls in a loop, best over best of one run.
     """

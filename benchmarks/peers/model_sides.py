@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ggsched.config import Settings
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.spec import WeightPolicy
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.spec import WeightPolicy
 
 Name = Literal["ggsched", "ggsched packed", "llama.cpp", "llama.cpp, fa off"]
 TIMEOUT_S = 120.0

@@ -7,8 +7,8 @@ import numpy as np
 from gguf import GGUFWriter
 
 from benchmarks.gguf_sizes import add_sizes
-from ggsched.models.graph import model_needs
-from ggsched.models.hparams import HParams, RopeParams
+from ggsched_llm.graph import model_needs
+from ggsched_llm.hparams import HParams, RopeParams
 
 SIZES: Final = HParams(
     "llama", "llama-85m", 512, 4096, 1024, 6, 16, 16, 64, 2816, 1e-5, 0.125,

@@ -15,8 +15,8 @@ from benchmarks.peers.task_graphs import FIRST, Tasks
 from ggsched.config import Settings
 from ggsched.passes import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.task import TaskGraph, TaskRunner
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_task import TaskGraph, TaskRunner
 
 TIMEOUT_S = 60.0
 
@@ -92,7 +92,7 @@ def dask_threads(workers: int) -> Runner:
 
 
 def ggsched_tasks(workers: int) -> Runner:
-    """Return a runner on ``ggsched.task``: each call is a Python callable on objects."""
+    """Return a runner on ``ggsched_task``: each call is a Python callable on objects."""
 
     @contextmanager
     def runner(tasks: Tasks) -> Iterator[Once]:

@@ -23,12 +23,12 @@ from ggsched.plan.command import Record, Wait
 from ggsched.report.data import page_data
 from ggsched.report.predicted_timeline import described
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_mutants import drop_waits
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
 from ggsched.trace.expected import expected_timeline
 from ggsched.units import nbytes_text, seconds_text
+from ggsched_testing.plan_mutants import drop_waits
+from ggsched_testing.sim import SimConfig, SimWorld
 
 Data = dict[str, Any]
 

@@ -24,13 +24,13 @@ from click.shell_completion import shell_complete
 
 from ggsched import __version__
 from ggsched.cli.console import own_results, warn_on_stderr, write_line
-from ggsched.cli.help_groups import GroupedCommand
 from ggsched.cli.interruption import is_interruption
 from ggsched.cli.spelling import spelled
 from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.printable import write_err
+from ggsched_commands.help_groups import GroupedCommand
 
 OK: Final = 0
 USAGE: Final = 2
@@ -46,17 +46,17 @@ _OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 
 COMMANDS: Final = {
     "devices": "ggsched.cli.devices:devices",
-    "run": "ggsched.cli.run:run",
-    "bench": "ggsched.cli.bench:bench",
-    "perplexity": "ggsched.cli.perplexity:perplexity",
-    "plan": "ggsched.cli.plan:plan",
-    "calibrate": "ggsched.cli.calibrate:calibrate",
-    "check": "ggsched.cli.check:check",
-    "trace": "ggsched.cli.trace:trace",
-    "litmus": "ggsched.cli.litmus:litmus",
-    "conform": "ggsched.cli.conform:conform",
-    "new-backend": "ggsched.cli.new_backend:new_backend",
-    "demo": "ggsched.cli.demo:demo",
+    "run": "ggsched_commands.run:run",
+    "bench": "ggsched_commands.bench:bench",
+    "perplexity": "ggsched_commands.perplexity:perplexity",
+    "plan": "ggsched_commands.plan:plan",
+    "calibrate": "ggsched_commands.calibrate:calibrate",
+    "check": "ggsched_commands.check:check",
+    "trace": "ggsched_commands.trace:trace",
+    "litmus": "ggsched_commands.litmus:litmus",
+    "conform": "ggsched_commands.conform:conform",
+    "new-backend": "ggsched_commands.new_backend:new_backend",
+    "demo": "ggsched_commands.demo:demo",
     "env": "ggsched.cli.env:env",
 }
 """Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""

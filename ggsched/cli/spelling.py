@@ -13,8 +13,8 @@ from typing import Final
 import click
 
 from ggsched.cli.console import write_line
-from ggsched.cli.llama_cpp import Foreign, llama_cpp_options
 from ggsched.cli.options import RenamedOption
+from ggsched_commands.llama_cpp import Foreign, llama_cpp_options
 
 _WORD: Final = re.compile("((on|off|auto|0|1|true|false|enabled|disabled)(,|$))+")
 _ATTACHED: Final = re.compile("(-[a-zA-Z])([0-9]+)")

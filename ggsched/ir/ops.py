@@ -3,7 +3,7 @@
 Shapes are numpy's (outermost first), so ggml's ``ne`` read backwards. The result of an op is a
 fresh contiguous tensor unless the op writes *through* an operand; then the result is a view of
 that operand's storage. The numerical meaning is stated in ``docs/reference/ops.md`` and computed
-by ``ggsched.testing.oracle.interpreter``.
+by ``ggsched_testing.oracle.interpreter``.
 
 ``modes`` of a node has one letter for each operand and one for the result:
 

@@ -1,6 +1,6 @@
 """What carries messages between machines, as the executor sees it; rules NET-1..6.
 
-``docs/reference/network.md`` states the rules; ``ggsched.cluster`` keeps them over sockets.
+``docs/reference/network.md`` states the rules; ``ggsched_cluster`` keeps them over sockets.
 """
 
 from typing import Protocol

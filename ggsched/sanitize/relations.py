@@ -3,7 +3,7 @@
 Other rules compare commands with artifacts and artifacts with the graph. An artifact that is wrong
 in the same way as the command that follows it, or that no command follows, passes those. Here each
 fact that two artifacts state is compared. ``RELATIONS`` and ``GRAPH_RELATIONS`` name all relations;
-``ggsched.testing.plan_mutants_relations`` has edits that break each of them.
+``ggsched_testing.plan_mutants_relations`` has edits that break each of them.
 """
 
 from collections import Counter

@@ -39,7 +39,7 @@ class Recorder:
         clock: What times are in.
         log: Called with each call, as text, when it is made; or None.
         setup: How the run was set up, where the caller says so.
-        elsewhere: Returns what other machines recorded so far (``ggsched.cluster.recorded``), where
+        elsewhere: Returns what other machines recorded so far (``ggsched_cluster.recorded``), where
             the devices are theirs.
     """
 

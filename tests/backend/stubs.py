@@ -6,8 +6,8 @@ from typing import Any
 
 from ggsched.backend.protocols import CONTRACT_VERSION
 from ggsched.errors import BackendUnavailable
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.caps import DeviceFacts
+from ggsched_testing.plan_builder import fake_device
 
 FACTS = fake_device(
     "stub:0",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases, run_conformance
+from ggsched_testing.conformance import ConformanceRunner, Harness, all_cases, run_conformance
 from tests.backends.updating import UpdatingCpu
 
 CASES = [case for case in all_cases() if case.rule == "CAP-4"]

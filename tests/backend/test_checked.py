@@ -10,8 +10,8 @@ from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Event, Program, Stream
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32
-from ggsched.testing.conformance.latch import HostEvent
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.conformance.latch import HostEvent
 from tests.backend.conftest import TIMEOUT_S
 
 

@@ -10,8 +10,8 @@ from ggsched.backend.checked_parts import MANY
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
-from ggsched.testing.conformance import Harness, run_conformance
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.conformance import Harness, run_conformance
 from tests.backend.conftest import TIMEOUT_S
 
 NBYTES = 32

@@ -3,8 +3,8 @@
 import numpy as np
 
 from ggsched.backend.events import lasting_wait
-from ggsched.testing.conformance.latch import HostEvent
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.conformance.latch import HostEvent
 
 TIMEOUT_S = 20.0
 

@@ -7,10 +7,10 @@ from ggsched.backend.checked import checked
 from ggsched.backend.fill import blocks, fill
 from ggsched.backend.probe import probe
 from ggsched.errors import UsageError
-from ggsched.testing.restricted_device import limited_devices
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.restricted_device import limited_devices
 
 TIMEOUT_S = 10.0
 N = 64

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ggsched.testing.allowance import is_within, rounding_allowances
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
 
 def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL, states=None):

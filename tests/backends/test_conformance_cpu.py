@@ -2,9 +2,9 @@
 
 import pytest
 
-from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
-from ggsched.testing.conformance.suite import select
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
+from ggsched_testing.conformance.suite import select
 
 
 def harness(*, sync):

@@ -3,8 +3,8 @@
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
-from ggsched.testing.conformance.harness import adapted
+from ggsched_testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
+from ggsched_testing.conformance.harness import adapted
 
 pytestmark = pytest.mark.cuda
 

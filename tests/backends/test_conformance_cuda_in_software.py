@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 from benchmarks.gpu.mutants import MUTANTS, mutated
-from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, all_cases
-from ggsched.testing.conformance.harness import adapted
-from ggsched.testing.conformance.latch import hold_by_event
-from ggsched.testing.conformance.suite import select
+from ggsched_testing.conformance import RULES, ConformanceRunner, Harness, all_cases
+from ggsched_testing.conformance.harness import adapted
+from ggsched_testing.conformance.latch import hold_by_event
+from ggsched_testing.conformance.suite import select
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
-from ggsched.testing.conformance.latch import hold_by_event
+from ggsched_testing.conformance import RULES, ConformanceRunner, Harness, run_conformance
+from ggsched_testing.conformance.latch import hold_by_event
 
 pytestmark = pytest.mark.opencl
 

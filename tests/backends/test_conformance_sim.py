@@ -2,9 +2,9 @@
 
 import pytest
 
-from ggsched.testing.conformance import RULES, run_conformance, select
-from ggsched.testing.sim import SimConfig
-from ggsched.testing.sim.harness import sim_harness
+from ggsched_testing.conformance import RULES, run_conformance, select
+from ggsched_testing.sim import SimConfig
+from ggsched_testing.sim.harness import sim_harness
 
 EXAMPLES = 10
 """Few, as each combination has a seed of its own."""

@@ -11,15 +11,15 @@ pytest.importorskip("llvmlite.binding")
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32
-from ggsched.testing.eager import bound_nodes, run_direct
-from ggsched.testing.generators.values import LeafRule
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels.attention_blocks import KEYS, fits, query_rows
 from ggsched_cpu.kernels.compiler import host_target
 from ggsched_cpu.kernels.library import Library
 from ggsched_cpu.kernels.target import AVX2, AVX512
+from ggsched_testing.eager import bound_nodes, run_direct
+from ggsched_testing.generators.values import LeafRule
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.against_oracle import check, tame
 from tests.backends.op_graphs import attention_graph
 from tests.backends.test_cpu_other_targets import runs_here

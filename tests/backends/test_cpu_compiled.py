@@ -15,11 +15,6 @@ from ggsched.errors import DeviceFault, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, Q4_K, QUANTIZED_DTYPES
 from ggsched.ir.ops import OPS
-from ggsched.testing.conformance import RULES, Harness, run_conformance
-from ggsched.testing.eager import bound_nodes, run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import LeafRule, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu import native, supported
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels.compiler import host_target
@@ -27,6 +22,11 @@ from ggsched_cpu.kernels.int_dot import has_fours
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.program import Calls, Stretch, compile_steps, segment
 from ggsched_cpu.threads import _quota, default_threads, threads_setting, warn_of_crowd
+from ggsched_testing.conformance import RULES, Harness, run_conformance
+from ggsched_testing.eager import bound_nodes, run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import LeafRule, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
 
@@ -444,7 +444,7 @@ def test_threads_end_with_the_last_stream(monkeypatch):
 FORK = """
 import os, numpy as np
 from ggsched.ir.builder import GraphBuilder
-from ggsched.testing.eager import run_direct
+from ggsched_testing.eager import run_direct
 from ggsched_cpu.device import CpuDevice, CpuSettings
 g = GraphBuilder()
 graph = g.build(g.mul_mat(g.weight("w", (512, 256)), g.input("x", (1, 256))))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched import GgschedError, GraphBuilder, Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu.native import library
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.test_cpu_windows import tasks_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiled kernels")

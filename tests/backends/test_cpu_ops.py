@@ -9,12 +9,12 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
 from ggsched.ir.ops import OPS
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import LeafRule, random_blocks, values_for
-from ggsched.testing.oracle.dequant import dequantize
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu.supported import supported_ops
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import LeafRule, random_blocks, values_for
+from ggsched_testing.oracle.dequant import dequantize
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole
 from tests.backends.device_settings import cpu_device

@@ -9,8 +9,6 @@ pytest.importorskip("llvmlite.binding")
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0, QUANTIZED_DTYPES
-from ggsched.testing.generators.values import random_blocks
-from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels import gemv, packed_rows, rows_together
@@ -20,6 +18,8 @@ from ggsched_cpu.kernels.emit import module_text
 from ggsched_cpu.kernels.int_dot import correction_factor, rounded_nbytes
 from ggsched_cpu.kernels.library import Library
 from ggsched_cpu.kernels.target import AVX2, AVX512, Target
+from ggsched_testing.generators.values import random_blocks
+from ggsched_testing.oracle.dequant import dequantize
 from tests.backends import against_oracle
 
 AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")

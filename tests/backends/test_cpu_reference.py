@@ -12,16 +12,16 @@ from ggsched.ir.ops import BUILT_IN
 from ggsched.plan.text import plan_text
 from ggsched.report.text import account_text
 from ggsched.scheduler import Scheduler
-from ggsched.testing.eager import bound_nodes, run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import values_for
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.topology.caps import runs_by_reference
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.times import timeline_of
 from ggsched.trace.utilization import account
 from ggsched_cpu import native, reference
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.eager import bound_nodes, run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.against_oracle import tame, whole
 from tests.backends.op_graphs import rows_by_ids
 from tests.backends.user_ops import AFFINE, registered

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched import GraphBuilder, Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels.library import Library
 from ggsched_cpu.kernels.target import AVX2, AVX512
 from ggsched_cpu.program import compile_steps
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends import against_oracle
 from tests.backends.test_cpu_other_targets import runs_here
 

@@ -8,8 +8,8 @@ import pytest
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, dtype_by_name
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
+from ggsched_testing.eager import bound_nodes
 
 H200 = warp_profile(132, 232448, True)
 OLDER = warp_profile(108, 166912, False)

@@ -7,7 +7,7 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16
-from ggsched.testing.eager import bound_nodes
+from ggsched_testing.eager import bound_nodes
 from tests.backends.fake_cuda import FakeDriver, fake_device, fake_gpu, install
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")

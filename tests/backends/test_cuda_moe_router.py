@@ -7,8 +7,8 @@ import pytest
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
+from ggsched_testing.eager import bound_nodes
 
 H200 = warp_profile(132, 232448, True)
 ALL = ["soft_max", "sort_blocks", "get_rows", "sum_short_rows", "binary"]

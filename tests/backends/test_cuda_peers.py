@@ -19,8 +19,8 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
-from ggsched.testing.conformance import ConformanceRunner, Harness, all_cases
-from ggsched.testing.conformance.harness import adapted
+from ggsched_testing.conformance import ConformanceRunner, Harness, all_cases
+from ggsched_testing.conformance.harness import adapted
 from tests.backends.software_cuda import SoftwareDriver
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner

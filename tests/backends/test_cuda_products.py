@@ -12,12 +12,12 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched.testing.allowance import is_within, rounding_allowances
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import FACTOR, SCRATCH, KernelCall, warp_profile
 from ggsched_kernels.block_constants import KERNEL_BLOCKS
+from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 

@@ -10,13 +10,13 @@ from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4
 from ggsched.ir.ops import OPS
-from ggsched.models.graph import build_model_graph
 from ggsched.passes import make_plan
 from ggsched.plan.command import Launch
 from ggsched.sanitize import check_plan
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 from ggsched_kernels.calls import FAULT, CodeOf
+from ggsched_llm.graph import build_model_graph
+from ggsched_testing.eager import bound_nodes
 from tests.backends.test_cuda_rope_kv_write import Memory
 from tests.passes.machines import device, machine
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, SMALL_MOE, spec_of

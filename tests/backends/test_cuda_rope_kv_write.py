@@ -8,12 +8,12 @@ from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, I32
-from ggsched.models.graph import build_model_graph
 from ggsched.passes import make_plan
 from ggsched.plan.fusions import run_order
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
 from ggsched_kernels.calls import CodeOf
+from ggsched_llm.graph import build_model_graph
+from ggsched_testing.eager import bound_nodes
 from tests.passes.machines import device, machine
 from tests.support.shapes import SMALL, SMALL_MOE, spec_of
 

@@ -30,11 +30,11 @@ from ggsched.ir.dtype import (
     dtype_by_name,
 )  # fmt: skip
 from ggsched.ir.tensor import Role
-from ggsched.testing.allowance import is_within, rounding_allowances
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import FACTOR, ROUTE, KernelCall
+from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.test_cuda_products import EXACT, H200, lowered, run
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 

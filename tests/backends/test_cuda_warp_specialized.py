@@ -8,8 +8,8 @@ from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, Q8_0
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import GPU, warp_profile
+from ggsched_testing.eager import bound_nodes
 from tests.kernels.warp_specialized_programs import calls_of
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B
 

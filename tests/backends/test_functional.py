@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from ggsched.backend.functional import FunctionalDevice, functional_facts
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32
-from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import ATOL, RTOL, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.conformance import Harness, run_conformance
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import ATOL, RTOL, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
 JAX_OPS = ("add", "mul", "silu", "mul_mat")
 SOURCE = Path(__file__).parents[2] / "examples" / "jax_backend" / "jax_backend.py"

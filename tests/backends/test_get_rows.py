@@ -12,9 +12,9 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0
 from ggsched.ir.ops import OPS
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.sim.config import SimConfig
-from ggsched.testing.sim.world import SimWorld
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.world import SimWorld
 
 EXPERTS, ROWS, WIDTH = 6, 24, 64
 DTYPES = (F32, F16, BF16, Q8_0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder, Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import convolution as gpu
 from ggsched_kernels.array_table import REDUCTIONS
 from ggsched_kernels.convolution import TILES, Conv, choose_tile
 from ggsched_kernels.lower import lower_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.against_oracle import check, tame
 from tests.backends.opencl_devices import opencl_device
 

@@ -9,10 +9,10 @@ from ggsched.errors import DeviceFault, GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32, Q4_0, Q8_0
 from ggsched.ir.shapes import KV_DTYPES
-from ggsched.testing.eager import run_direct
-from ggsched.testing.oracle.dequant import quantize
-from ggsched.testing.oracle.interpreter import encode, run_oracle
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.eager import run_direct
+from ggsched_testing.oracle.dequant import quantize
+from ggsched_testing.oracle.interpreter import encode, run_oracle
 from tests.backends.opencl_devices import opencl_device
 from tests.kernels.test_fibers import NEEDS, Runner
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ggsched.testing.conformance.latch import HostEvent
+from ggsched_testing.conformance.latch import HostEvent
 from tests.backends.opencl_devices import opencl_device
 
 

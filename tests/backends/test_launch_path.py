@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ggsched.ir.builder import GraphBuilder
-from ggsched.testing.eager import bound_nodes
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.eager import bound_nodes
 from tests.backends.fake_cuda import FakeDriver, fake_device, fake_gpu, fake_program, install
 
 ROOT = Path(__file__).parents[2]

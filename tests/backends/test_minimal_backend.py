@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 
 from ggsched.ir.dtype import F32
-from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import ATOL, RTOL, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.conformance import Harness, run_conformance
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import ATOL, RTOL, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
 SOURCE = Path(__file__).parents[2] / "examples" / "minimal_backend.py"
 OPS = ("add", "mul", "silu", "scale", "mul_mat")

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.ops import OPS
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import LeafRule, values_for
 from ggsched_kernels import GPU, supported_ops
 from ggsched_kernels.block_constants import KERNEL_DTYPES
 from ggsched_kernels.lower_reductions import SHORT_ROW
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import LeafRule, values_for
 from tests.backends.against_oracle import check, tame, whole
 from tests.backends.op_graphs import rotations
 from tests.backends.opencl_devices import GPU_DTYPES, on_profiles, opencl_device

@@ -6,9 +6,9 @@ import pytest
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels.block_constants import KERNEL_DTYPES
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.values import LeafRule
 from tests.backends.against_oracle import check, tame, whole
 from tests.backends.op_graphs import attention_graph, decoder_products, expert_products, rows_by_ids
 from tests.backends.opencl_devices import on_profiles, opencl_device

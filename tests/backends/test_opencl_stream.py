@@ -9,9 +9,9 @@ import pytest
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.generators.values import ATOL, RTOL, LeafRule
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.generators.values import ATOL, RTOL, LeafRule
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.against_oracle import tame
 from tests.backends.device_settings import (
     Latch,

@@ -6,9 +6,9 @@ import pytest
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
-from ggsched.testing.eager import run_direct
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu.device import CpuDevice, CpuSettings
+from ggsched_testing.eager import run_direct
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.opencl_devices import opencl_device
 
 TOKENS, SLOTS = 75, 3

@@ -19,12 +19,12 @@ from ggsched.plan.missing_ops import missing_ops
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.conformance import run_conformance
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.topologies import ALL_OPS, constraints, fake_device
-from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.conformance import run_conformance
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.topologies import ALL_OPS, constraints, fake_device
+from ggsched_testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends import user_ops
 from tests.backends.user_ops import AFFINE, RIGHT, registered
 from tests.properties.test_end_to_end import run_and_compare

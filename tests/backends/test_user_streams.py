@@ -12,9 +12,9 @@ from ggsched.ir.dtype import BF16, Q8_0
 from ggsched.ir.user_ops import Sample
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.testing.conformance import Harness, run_conformance
-from ggsched.testing.conformance.harness import adapted
-from ggsched.testing.generators.values import ATOL, RTOL
+from ggsched_testing.conformance import Harness, run_conformance
+from ggsched_testing.conformance.harness import adapted
+from ggsched_testing.generators.values import ATOL, RTOL
 from tests.backends.user_ops import registered
 from tests.kernels.test_fibers import NEEDS, Runner
 

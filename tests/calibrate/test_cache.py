@@ -11,7 +11,6 @@ from ggsched.calibrate.cache import load_rates, rates_path, read_rates, save_rat
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.machine import Calibration
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimConfig
 from ggsched.topology.cost import (
     GUESSES,
     HOST,
@@ -22,6 +21,7 @@ from ggsched.topology.cost import (
     guessed_rates,
 )
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.sim import SimConfig
 
 FAST, SLOW = SimConfig(), SimConfig(memory_nbytes=1 << 30)
 RATES = Rates(1e9, 2e9, 3e9, 2, 1e-6, 2e-6, 3e-6, (KernelRate("mul_mat:f32", 4e9, 5e9),))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ggsched.calibrate.identity import device_identity
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import machine_of
+from ggsched_testing.plan_builder import fake_device
 
 FACTS = fake_device("cpu:0")
 

@@ -13,9 +13,9 @@ from ggsched.calibrate.link_rates import fit_link
 from ggsched.calibrate.machine import calibrate
 from ggsched.calibrate.workload import Bench, fill
 from ggsched.ir.dtype import FLOAT_DTYPES
-from ggsched.testing.oracle.dequant import dequantize
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import ELEMENTS, HOST
+from ggsched_testing.oracle.dequant import dequantize
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import cpu_device
 
 KERNELS = {ELEMENTS, *(f"mul_mat:{d.name}" for d in FLOAT_DTYPES)}

@@ -8,11 +8,11 @@ from ggsched.calibrate.cache import save_rates
 from ggsched.calibrate.machine import Calibration
 from ggsched.config import Settings
 from ggsched.errors import PlanError
-from ggsched.models.load import load_model
-from ggsched.models.session import Session
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import GUESSES, guessed_rates
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session
 from tests.calibrate.test_cache import RATES, calibration, save
 from tests.models.helpers import ORACLE
 from tests.run.graphs import harmless

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.models.speed import Speed, SpeedTest
-from ggsched.models.speed_comparison import compare_rates
+from ggsched_llm.speed import Speed, SpeedTest
+from ggsched_llm.speed_comparison import compare_rates
 from tests.models.helpers import ORACLE
 
 MODEL = str(ORACLE / "llama-tiny-f32.gguf")
@@ -80,7 +80,7 @@ def ends_in(error, monkeypatch):
             raise SystemError from error
         return 0.5
 
-    monkeypatch.setattr("ggsched.models.speed._timed", timed)
+    monkeypatch.setattr("ggsched_llm.speed._timed", timed)
 
 
 @pytest.mark.parametrize("form", ["md", "json", "csv"])

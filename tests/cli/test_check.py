@@ -6,10 +6,10 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.plan.codec import plan_from_json, plan_to_json
-from ggsched.testing.plan_builder import PlanWriter, fake_device
-from ggsched.testing.plan_mutants import drop_host_syncs
 from ggsched.trace.export import trace_to_lines
 from ggsched.trace.schema import Record, Sync, Wait
+from ggsched_testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_mutants import drop_host_syncs
 from tests.models.helpers import ORACLE
 from tests.sanitize.traces import A, B, H, alloc, reads, trace, writes
 

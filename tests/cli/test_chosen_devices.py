@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.models import session
-from ggsched.models.default_devices import Candidate, DefaultDevices
+from ggsched_llm import session
+from ggsched_llm.default_devices import Candidate, DefaultDevices
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")

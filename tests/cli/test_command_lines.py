@@ -47,8 +47,8 @@ def words(line):
 @pytest.fixture(scope="module")
 def token():
     """The token that a short run of the model generates."""
-    from ggsched.models.load import load_model
-    from ggsched.models.session import Session
+    from ggsched_llm.load import load_model
+    from ggsched_llm.session import Session
 
     with Session(load_model(LLAMA), ["cpu:0"]) as session:
         return str(next(session.generate([1, 2], 1)))

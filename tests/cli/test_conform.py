@@ -5,8 +5,8 @@ import pytest
 from rich.cells import cell_len
 
 from ggsched.cli.main import main
-from ggsched.testing import conformance
-from ggsched.testing.conformance import Harness
+from ggsched_testing import conformance
+from ggsched_testing.conformance import Harness
 from tests.testing.broken_devices import DeafStream, cpu_with
 
 

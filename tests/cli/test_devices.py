@@ -7,8 +7,8 @@ from rich.cells import cell_len
 from ggsched.backend import registry
 from ggsched.cli import devices as devices_command
 from ggsched.cli.main import main
-from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable
+from ggsched_cluster.remote_devices import open_group
 from tests.backend.stubs import StubBackend, point, raising
 
 

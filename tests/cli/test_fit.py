@@ -5,8 +5,8 @@ import json
 import click
 import pytest
 
-from ggsched.cli.fit_options import Margin, fit_request, margin
 from ggsched.cli.main import main
+from ggsched_commands.fit_options import Margin, fit_request, margin
 from tests.models.helpers import ORACLE
 
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")

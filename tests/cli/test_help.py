@@ -8,10 +8,10 @@ import sys
 import click
 import pytest
 
-from ggsched.cli.help_groups import GROUPS
 from ggsched.cli.main import main
-from ggsched.cli.model_file import EXAMPLE, bundled_model
-from ggsched.cli.page import commands
+from ggsched_commands.help_groups import GROUPS
+from ggsched_commands.model_file import EXAMPLE, bundled_model
+from ggsched_commands.page import commands
 from tests.models.helpers import ORACLE
 
 GROUPED = ["run", "bench", "perplexity", "plan"]

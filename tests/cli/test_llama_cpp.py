@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.cli.llama_cpp import llama_cpp_options
 from ggsched.cli.main import cli, main
 from ggsched.cli.options import overrides
-from ggsched.cli.page import commands
 from ggsched.cli.spelling import spelled
+from ggsched_commands.llama_cpp import llama_cpp_options
+from ggsched_commands.page import commands
 
 LISTED = [
     (name, line.split().count("V"))

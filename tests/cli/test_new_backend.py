@@ -9,9 +9,9 @@ import pytest
 
 from ggsched.backend.registry import discover
 from ggsched.cli.main import main
-from ggsched.cli.new_backend import render, write_backend
 from ggsched.errors import UsageError
-from ggsched.testing.conformance import Harness, run_conformance
+from ggsched_commands.new_backend import render, write_backend
+from ggsched_testing.conformance import Harness, run_conformance
 from tests.examples.installing import as_installed
 
 NAME = "mydevice"

@@ -6,9 +6,9 @@ import pytest
 
 from ggsched.backend.free_memory import available_host_nbytes, free_nbytes
 from ggsched.cli.main import main
-from ggsched.models.batch_runner import BatchRunner
 from ggsched.run.store import TensorStore
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_llm.batch_runner import BatchRunner
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import base_device
 from tests.models.helpers import ORACLE
 

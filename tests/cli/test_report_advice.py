@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from ggsched.cli import run_setup as run_setup_module
 from ggsched.cli.main import main
 from ggsched.report.text import account_text
 from ggsched.trace.advice import advise
 from ggsched.trace.setup import RunSetup, Stage
 from ggsched.trace.utilization import Account, DeviceAccount, PathAccount
+from ggsched_commands import run_setup as run_setup_module
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")

@@ -10,8 +10,8 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.errors import DeviceFault
-from ggsched.models.load import load_model
-from ggsched.models.session import Session
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.vocabularies import BPE_META, PREFIX
 

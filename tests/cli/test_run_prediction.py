@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.models.timing import Timing
+from ggsched_llm.timing import Timing
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")

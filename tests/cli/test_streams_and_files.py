@@ -136,7 +136,7 @@ def test_an_interrupted_import_is_an_interruption(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("raises", ["raise", "raise RuntimeError from"])
-@pytest.mark.parametrize("module", ["ggsched.cli.main", "ggsched.models.load"])
+@pytest.mark.parametrize("module", ["ggsched.cli.main", "ggsched_llm.load"])
 def test_ctrl_c_while_modules_are_imported(module, raises):
     """The signal comes when the module is looked for; a class statement raises another error."""
     program = (

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.codec import topology_to_text
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 from tests.models.helpers import ORACLE
 
 MODEL = str(ORACLE / "llama-tiny-f32.gguf")

@@ -6,7 +6,7 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.errors import DeviceFault
-from ggsched.models.session import Session
+from ggsched_llm.session import Session
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from ggsched.cli.main import main
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.run.resources import Resources
 from ggsched.sanitize.report import Finding, Report
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from ggsched import GraphBuilder, Scheduler
-from ggsched.cluster.local import local_start
-from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault
 from ggsched.passes.place import Constraints
+from ggsched_cluster.local import local_start
+from ggsched_cluster.remote_devices import open_group
 
 TIMEOUT_S = 20.0
 STAGES, WIDTH = 6, 256

@@ -42,7 +42,7 @@ def add_node(cluster, name):
 @contextmanager
 def ray_nodes(*names):
     """Yield a function that returns what starts workers on all nodes."""
-    from ggsched.cluster.members import Start
+    from ggsched_cluster.members import Start
     from ggsched_ray.members import node_address, started
 
     with cluster_of(*names):

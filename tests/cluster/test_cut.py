@@ -23,10 +23,10 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import CopyPath, Topology
 from ggsched_cpu import open_backend
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 from tests.backends.device_settings import KERNELS, FarDevice
 from tests.cluster.machines import MachineThread, Post, apart
 

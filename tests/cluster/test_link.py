@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.cluster import messages as m
-from ggsched.cluster.link import Link
-from ggsched.cluster.outbox import Outbox
-from ggsched.cluster.stream import TOKEN_NBYTES, Ended, Reader, packed
+from ggsched_cluster import messages as m
+from ggsched_cluster.link import Link
+from ggsched_cluster.outbox import Outbox
+from ggsched_cluster.stream import TOKEN_NBYTES, Ended, Reader, packed
 
 HOST, TOKEN = "127.0.0.1", bytes(range(TOKEN_NBYTES))
 PATIENCE_S = 20.0

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from ggsched import Scheduler
-from ggsched.cluster import messages as m
-from ggsched.cluster.link import Link
-from ggsched.cluster.pings import Pinger
-from ggsched.cluster.remote_devices import open_group
-from ggsched.cluster.stream import TOKEN_NBYTES
-from ggsched.cluster.worker import Ended
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, SyncTimeout
-from ggsched.testing.sim.transport import Fault, FaultKind, SimTransport
+from ggsched_cluster import messages as m
+from ggsched_cluster.link import Link
+from ggsched_cluster.pings import Pinger
+from ggsched_cluster.remote_devices import open_group
+from ggsched_cluster.stream import TOKEN_NBYTES
+from ggsched_cluster.worker import Ended
+from ggsched_testing.sim.transport import Fault, FaultKind, SimTransport
 from tests.cluster.test_sessions import alone, homes, model
 from tests.cluster.workers import Members
 
@@ -139,7 +139,7 @@ def test_a_worker_that_is_stuck_is_lost(where, monkeypatch):
         raise Ended
 
     if where == "open":
-        monkeypatch.setattr("ggsched.cluster.worker._opened", stuck)
+        monkeypatch.setattr("ggsched_cluster.worker._opened", stuck)
     else:
         monkeypatch.setattr(Link, "thread", stuck)
     members = Members("a", transport=net)
@@ -160,7 +160,7 @@ def test_long_work_that_gets_on_is_no_failure(monkeypatch):
             progress("cpu:0", "a product")
         raise DeviceFault("reached")
 
-    monkeypatch.setattr("ggsched.cluster.worker.calibrate", measured)
+    monkeypatch.setattr("ggsched_cluster.worker.calibrate", measured)
     with net:
         devices = open_group(Members("a", transport=net).start, backends=("cpu",), timeout_s=4)
         with pytest.raises(DeviceFault, match="reached"):

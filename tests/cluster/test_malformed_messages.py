@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched import Scheduler
-from ggsched.cluster import messages as m
-from ggsched.cluster.link import MAX_STRANGERS, PAUSE_S, STRANGER_S, Link
-from ggsched.cluster.remote_devices import open_group
-from ggsched.cluster.stream import (
+from ggsched.config import Settings
+from ggsched.errors import DeviceFault, UsageError
+from ggsched.files.mapping import map_file
+from ggsched_cluster import messages as m
+from ggsched_cluster.link import MAX_STRANGERS, PAUSE_S, STRANGER_S, Link
+from ggsched_cluster.remote_devices import open_group
+from ggsched_cluster.stream import (
     MAX_HEADER_NBYTES,
     MAX_MESSAGE_NBYTES,
     MAX_PARTS,
@@ -25,12 +28,9 @@ from ggsched.cluster.stream import (
     Reader,
     packed,
 )
-from ggsched.cluster.transport import SYSTEM
-from ggsched.cluster.weights import MIN_RANGE_NBYTES, Offer, Sources, offer_of
-from ggsched.config import Settings
-from ggsched.errors import DeviceFault, UsageError
-from ggsched.files.mapping import map_file
-from ggsched.testing.sim.transport import SimTransport
+from ggsched_cluster.transport import SYSTEM
+from ggsched_cluster.weights import MIN_RANGE_NBYTES, Offer, Sources, offer_of
+from ggsched_testing.sim.transport import SimTransport
 from tests.cluster.test_link import Pieces
 from tests.cluster.test_lost_messages import expected
 from tests.cluster.test_sessions import homes
@@ -65,7 +65,7 @@ def test_a_part_that_the_host_has_no_memory_for(monkeypatch):
     def no_memory(*_):
         raise MemoryError
 
-    monkeypatch.setattr("ggsched.cluster.stream.np.empty", no_memory)
+    monkeypatch.setattr("ggsched_cluster.stream.np.empty", no_memory)
     data = TOKEN + struct.pack("<IQ", 1, 1)
     with pytest.raises(Ended, match="no memory for a message of 1 bytes"):
         Reader(Pieces(data, [1000]), TOKEN, list).read()

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
+from ggsched_cluster.remote_devices import open_group
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
 from tests.cluster.workers import Members
 from tests.models.helpers import ORACLE
 

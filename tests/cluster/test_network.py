@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import pytest
 
-from ggsched.cluster import messages as m
-from ggsched.cluster.link import Link
-from ggsched.cluster.stream import TOKEN_NBYTES
-from ggsched.cluster.worker import Worker
 from ggsched.errors import DeviceFault, UsageError
+from ggsched_cluster import messages as m
+from ggsched_cluster.link import Link
+from ggsched_cluster.stream import TOKEN_NBYTES
+from ggsched_cluster.worker import Worker
 
 HOST, TOKEN, RUN = "127.0.0.1", bytes(range(TOKEN_NBYTES)), 5
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from ggsched.cluster.local import local_start
-from ggsched.cluster.remote_devices import open_group
 from ggsched.errors import BackendUnavailable
+from ggsched_cluster.local import local_start
+from ggsched_cluster.remote_devices import open_group
 from tests.cluster.kills import VARIABLES, is_there, kill_some
 
 
@@ -28,8 +28,8 @@ def test_many_killed_workers():
 
 DRIVER = """
 import os, sys
-from ggsched.cluster.local import local_start
-from ggsched.cluster.remote_devices import open_group
+from ggsched_cluster.local import local_start
+from ggsched_cluster.remote_devices import open_group
 start = local_start(["a"], {"GGSCHED_BACKENDS": "cpu", "GGSCHED_THREADS": "1"})
 devices = open_group(start, backends=("cpu",))
 print(devices[0].group.driver._members[0].process.pid, flush=True)
@@ -56,7 +56,7 @@ def test_a_worker_that_cannot_start(monkeypatch, is_early):
         return process
 
     if is_early:
-        monkeypatch.setattr("ggsched.cluster.local.subprocess.Popen", ended)
+        monkeypatch.setattr("ggsched_cluster.local.subprocess.Popen", ended)
     start = local_start(["a"], {"PYTHONPATH": "", "PYTHONHOME": "/nowhere"})
     with pytest.raises(BackendUnavailable, match="a: the worker ended: exit code 1"):
         open_group(start)
@@ -64,12 +64,12 @@ def test_a_worker_that_cannot_start(monkeypatch, is_early):
 
 def test_a_worker_that_never_listens(monkeypatch):
     """Its process is there, and says nothing."""
-    monkeypatch.setattr("ggsched.cluster.local.START_S", 0.0)
+    monkeypatch.setattr("ggsched_cluster.local.START_S", 0.0)
     start_process = subprocess.Popen
 
     def silent(_, **options):
         return start_process([sys.executable, "-c", "import time; time.sleep(600)"], **options)
 
-    monkeypatch.setattr("ggsched.cluster.local.subprocess.Popen", silent)
+    monkeypatch.setattr("ggsched_cluster.local.subprocess.Popen", silent)
     with pytest.raises(BackendUnavailable, match="a: the worker does not listen after 0 s"):
         open_group(local_start(["a"]))

@@ -15,9 +15,9 @@ from ggsched import Scheduler
 from ggsched.backend.registry import discover, open_devices
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, UsageError
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
 from tests.cluster.kills import is_there, kill_some
 from tests.cluster.ray_nodes import add_node, cluster_of
 from tests.cluster.test_sessions import alone, homes, model
@@ -128,7 +128,7 @@ def test_a_node_that_goes_and_one_that_comes(nodes):
 
 
 def test_killed_workers(nodes):
-    from ggsched.cluster.members import Start
+    from ggsched_cluster.members import Start
     from ggsched_ray.members import node_address, started
 
     start = Start("ray", lambda token: started(token, ("red", "blue")), node_address())

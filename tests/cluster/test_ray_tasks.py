@@ -8,8 +8,8 @@ pytest.importorskip("ray.cluster_utils")
 
 from ggsched.cli.main import main
 from ggsched.errors import UsageError
-from ggsched.testing.parallel import in_order
-from ggsched.testing.spread import Spread
+from ggsched_testing.parallel import in_order
+from ggsched_testing.spread import Spread
 from tests.cluster.ray_nodes import cluster_of
 from tests.mutants.plan_score import drawn_plans, plan_scores
 from tests.mutants.score import mutation_score

@@ -10,9 +10,6 @@ import pytest
 
 from ggsched import Scheduler
 from ggsched.cli.main import main
-from ggsched.cluster.pings import ClockOffset
-from ggsched.cluster.recorded import merged
-from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.plan.parts import Send
 from ggsched.report.html import page
@@ -20,6 +17,9 @@ from ggsched.run.release import close_all
 from ggsched.trace.perfetto import timeline_to_perfetto
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.utilization import account
+from ggsched_cluster.pings import ClockOffset
+from ggsched_cluster.recorded import merged
+from ggsched_cluster.remote_devices import open_group
 from tests.cluster.test_sessions import homes, model
 from tests.cluster.workers import Members
 

@@ -8,12 +8,12 @@ import pytest
 
 from ggsched.backend.registry import open_devices
 from ggsched.cli.main import main
-from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, UsageError
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.run import open_devices as opening
+from ggsched_cluster.remote_devices import open_group
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 from tests.cluster.workers import Members
 from tests.models.helpers import ORACLE
 
@@ -121,7 +121,7 @@ def test_reset_goes_on_with_the_machines_that_are_left(machines):
 
 def test_a_result_is_written_when_a_machine_is_lost_after_it(machines, monkeypatch, capsys):
     """Only the statistics lack what the machine would have said."""
-    from ggsched.cli import run as run_command
+    from ggsched_commands import run as run_command
 
     text = run_command._generate
 
@@ -142,7 +142,7 @@ def test_a_result_is_written_when_a_machine_is_lost_after_it(machines, monkeypat
 
 
 def test_a_run_whose_setup_fails_starts_again(machines, monkeypatch, capsys):
-    from ggsched.cli import model_options
+    from ggsched_commands import model_options
 
     faults = [DeviceFault("the machine was lost", where="threads://b")]
 

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder, Scheduler
-from ggsched.cluster import messages as m
-from ggsched.cluster.remote_devices import open_group
 from ggsched.config import Settings
 from ggsched.errors import (
     BackendUnavailable,
@@ -17,6 +15,8 @@ from ggsched.errors import (
     UsageError,
 )
 from ggsched.passes.place import Constraints
+from ggsched_cluster import messages as m
+from ggsched_cluster.remote_devices import open_group
 from tests.cluster.workers import Members
 
 CPU = ("cpu",)
@@ -126,7 +126,7 @@ def test_another_version_is_refused(opened, monkeypatch):
 def test_another_graph_is_refused(opened, monkeypatch):
     graph, weights, inputs = model()
     devices = opened(Members("a", "b"))
-    monkeypatch.setattr("ggsched.cluster.remote_store.print_graph", lambda g: _renamed(g))
+    monkeypatch.setattr("ggsched_cluster.remote_store.print_graph", lambda g: _renamed(g))
     with (
         Scheduler(devices, weights=weights, settings=settings()) as scheduler,
         pytest.raises(UsageError, match="the graph has the digest .*: the driver has"),

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from ggsched import Scheduler
-from ggsched.cluster.local import local_start
-from ggsched.cluster.remote_devices import open_group
-from ggsched.cluster.weights import Sources, offer_of
 from ggsched.config import Settings
 from ggsched.files.mapping import map_file
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.run.release import close_all
+from ggsched_cluster.local import local_start
+from ggsched_cluster.remote_devices import open_group
+from ggsched_cluster.weights import Sources, offer_of
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 from tests.cluster.kills import VARIABLES
 from tests.cluster.test_sessions import alone, homes, model
 from tests.cluster.workers import Members

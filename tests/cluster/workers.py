@@ -1,9 +1,9 @@
 """Workers that are threads of this process, and what can be broken about them."""
 
-from ggsched.cluster.link import Link
-from ggsched.cluster.members import Start
-from ggsched.cluster.transport import SYSTEM
-from ggsched.cluster.worker import Worker
+from ggsched_cluster.link import Link
+from ggsched_cluster.members import Start
+from ggsched_cluster.transport import SYSTEM
+from ggsched_cluster.worker import Worker
 
 HOST = "127.0.0.1"
 

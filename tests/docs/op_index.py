@@ -13,10 +13,10 @@ from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS
 from ggsched.oplib import library
 from ggsched.oplib.declare import TYPES
-from ggsched.testing.sim.config import SIM_CAPABILITIES
 from ggsched_cpu import supported as cpu
 from ggsched_cuda_kernels.kernel_selection import fusions_of
 from ggsched_kernels import CPU, GPU, supported_fusions, supported_ops, warp_profile
+from ggsched_testing.sim.config import SIM_CAPABILITIES
 
 MARK = "<!-- tables -->"
 ORDER = [t.name for t in ALL_DTYPES]

@@ -3,7 +3,7 @@
 import click
 
 from ggsched.cli.main import cli
-from ggsched.cli.page import commands, filled, options
+from ggsched_commands.page import commands, filled, options
 from tests.meta.repository import ROOT, name_of
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "reference" / "cli.md"
 
 def test_the_page_is_written_from_the_commands():
     text = PAGE.read_text(encoding="utf-8")
-    assert text == filled(text), f"run: python -m ggsched.cli.page {name_of(PAGE)}"
+    assert text == filled(text), f"run: python -m ggsched_commands.page {name_of(PAGE)}"
 
 
 def test_it_has_every_command_and_every_option():

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from ggsched.cli.page import commands, options
+from ggsched_commands.page import commands, options
 from tests.meta.repository import ROOT, name_of, own_files
 
 PAGES = [

@@ -14,15 +14,15 @@ from importlib.util import find_spec
 import pytest
 
 PACKAGES = (
-    "ggsched", "ggsched.task", "ggsched.importers.onnx", "ggsched.importers.torch",
-    "ggsched.ir", "ggsched.models.session", "ggsched.oplib", "ggsched.passes", "ggsched.sanitize",
+    "ggsched", "ggsched_task", "ggsched_import.onnx", "ggsched_import.torch",
+    "ggsched.ir", "ggsched_llm.session", "ggsched.oplib", "ggsched.passes", "ggsched.sanitize",
 )  # fmt: skip
 """Of which each public name is looked at."""
 
-CONVERTERS = "ggsched.importers.torch.call.Call"
+CONVERTERS = "ggsched_import.torch.call.Call"
 """What converters of PyTorch's ops get; ``docs/how-to/run-a-pytorch-model.md`` shows how."""
 
-NEEDS = {"ggsched.importers.onnx": "onnx", "ggsched.importers.torch": "torch"}
+NEEDS = {"ggsched_import.onnx": "onnx", "ggsched_import.torch": "torch"}
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Examples):$", re.M)
 
 
@@ -91,7 +91,7 @@ def test_the_example_works(path):
     thing, owner = PUBLIC[path]
     home = thing.__module__
     needed = next((n for package, n in NEEDS.items() if home.startswith(package)), None)
-    needed = "onnx" if home.startswith("ggsched.importers.common") else needed
+    needed = "onnx" if home.startswith("ggsched_import.common") else needed
     if needed and find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
     names = {"__name__": "example"}

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/how-to/run-a-pytorch-model.md"
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("registries_restored")
 def test_snippets_run(capsys):
-    from ggsched.importers.torch.dynamo import backend, release
+    from ggsched_import.torch.dynamo import backend, release
 
     if "ggsched" not in torch._dynamo.list_backends():  # installed before it had the entry point
         torch._dynamo.register_backend(backend, name="ggsched")

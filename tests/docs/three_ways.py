@@ -12,10 +12,10 @@ from textwrap import wrap
 
 from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.order import HappensBefore
-from ggsched.testing.litmus import block_verdict, parse_litmus
-from ggsched.testing.litmus.as_trace import litmus_trace
-from ggsched.testing.litmus.program import Variant
 from ggsched.trace.schema import Record, Sync, Wait, Work
+from ggsched_testing.litmus import block_verdict, parse_litmus
+from ggsched_testing.litmus.as_trace import litmus_trace
+from ggsched_testing.litmus.program import Variant
 
 PAIR = re.compile(
     r"^```litmus (?P<head>.*)\n(?P<body>(?:.*\n)*?)```\n\n```text\n(?:.*\n)*?```$", re.M

@@ -8,11 +8,11 @@ from ggsched.backend.registry import discover
 from ggsched.cli.main import main
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0
 from ggsched.ir.ops import BUILT_IN
-from ggsched.testing.conformance import run_conformance
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import ATOL, RTOL, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.conformance import run_conformance
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import ATOL, RTOL, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.examples.installing import as_installed
 from tests.meta.repository import ROOT
 

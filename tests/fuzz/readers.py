@@ -18,18 +18,18 @@ import numpy as np
 from onnx import TensorProto
 
 from ggsched.calibrate.cache import read_rates
-from ggsched.cli import onnx_options
 from ggsched.cli.main import main
-from ggsched.cluster import messages
-from ggsched.cluster.weights import Offer, Sources
 from ggsched.errors import UsageError
 from ggsched.files.mapping import require_unchanged
-from ggsched.importers.onnx import from_onnx
-from ggsched.models.chat import ChatTemplate, Message
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model, weight_array
-from ggsched.testing.journal import Journal
-from ggsched.testing.litmus.notation import parse_litmus
+from ggsched_cluster import messages
+from ggsched_cluster.weights import Offer, Sources
+from ggsched_commands import onnx_options
+from ggsched_import.onnx import from_onnx
+from ggsched_llm.chat import ChatTemplate, Message
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model, weight_array
+from ggsched_testing.journal import Journal
+from ggsched_testing.litmus.notation import parse_litmus
 from tests.importers.onnx_files import I64, model, node, tensor
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.test_hf_folder import write_folder, write_tokenizer

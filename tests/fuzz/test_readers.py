@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from ggsched.calibrate.cache import read_rates
-from ggsched.cluster import messages
 from ggsched.errors import GgschedError, UsageError
 from ggsched.files.own import refusal
 from ggsched.trace.export import read_trace
+from ggsched_cluster import messages
 from tests.fuzz.__main__ import finding_of
 from tests.fuzz.mutation import mutant
 from tests.fuzz.readers import READERS, Reader, corpus_of, fresh, write

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ggsched import GgschedError, GraphBuilder, Scheduler, from_onnx
-from ggsched.importers.onnx import BoundModel, OnnxModel
 from ggsched.topology.caps import offers
+from ggsched_import.onnx import BoundModel, OnnxModel
 
 EXCLUDED = Path(__file__).with_name("onnx_excluded.txt")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ggsched
-from ggsched.importers.common import emit
+from ggsched_import.common import emit
 from tests.importers.onnx_files import model, node, tensor
 
 

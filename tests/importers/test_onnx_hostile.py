@@ -198,7 +198,7 @@ def test_attributes_and_types_that_make_no_sense(bad):
 
 
 def test_functions_that_multiply_without_end(monkeypatch):
-    monkeypatch.setattr("ggsched.importers.common.emit.MAX_CALLS", 10_000)
+    monkeypatch.setattr("ggsched_import.common.emit.MAX_CALLS", 10_000)
     functions = []
     for i in range(24):
         body = [

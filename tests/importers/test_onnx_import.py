@@ -13,11 +13,11 @@ import ggsched
 from ggsched.cli.main import main
 from ggsched.errors import DeviceFault, ModelError, UsageError
 from ggsched.files.mapping import file_behind
-from ggsched.importers.onnx import page
 from ggsched.ir.tensor import Role
 from ggsched.plan.codec import plan_to_json
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_import.onnx import page
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.importers.onnx_files import BOOL, I64, F, model, node, tensor
 
 PAGE = Path(__file__).parents[2] / "docs/reference/onnx.md"
@@ -27,7 +27,7 @@ W = RNG.standard_normal((4, 3)).astype(np.float32)
 
 def test_the_page_lists_the_ops():
     text = PAGE.read_text(encoding="utf-8")
-    assert text == page.filled(text), "python -m ggsched.importers.onnx.page docs/reference/onnx.md"
+    assert text == page.filled(text), "python -m ggsched_import.onnx.page docs/reference/onnx.md"
 
 
 def shaped():

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from ggsched.importers.torch.dynamo import Compiled, backend, release  # noqa: E402
+from ggsched_import.torch.dynamo import Compiled, backend, release  # noqa: E402
 from tests.importers.torch_programs import Block, mlp  # noqa: E402
 from tests.meta.repository import ROOT  # noqa: E402
 

@@ -12,8 +12,8 @@ from torch.export import Dim  # noqa: E402
 
 import ggsched  # noqa: E402
 from ggsched.errors import GgschedError, ModelError, UsageError  # noqa: E402
-from ggsched.importers.torch import converts  # noqa: E402
 from ggsched.ir.tensor import Role  # noqa: E402
+from ggsched_import.torch import converts  # noqa: E402
 from tests.importers.torch_programs import (  # noqa: E402
     Lambda,
     Recurrent,

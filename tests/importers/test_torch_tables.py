@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.importers.common.emit import Const, Emitter
-from ggsched.importers.torch import ops_elements, ops_products, ops_reductions, walk
-from ggsched.importers.torch.call import CONVERTERS, Layout, convert
-from ggsched.importers.torch.dims import Dims
-from ggsched.importers.torch.export import WHOLE
-from ggsched.importers.torch.types import promoted, widened
 from ggsched.ir.ops import op_by_name
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_import.common.emit import Const, Emitter
+from ggsched_import.torch import ops_elements, ops_products, ops_reductions, walk
+from ggsched_import.torch.call import CONVERTERS, Layout, convert
+from ggsched_import.torch.dims import Dims
+from ggsched_import.torch.export import WHOLE
+from ggsched_import.torch.types import promoted, widened
+from ggsched_testing.oracle.interpreter import run_oracle
 
 X = np.array([[1.5, -2.0, 3.0], [0.0, 0.5, -1.0]], np.float32)
 

@@ -15,7 +15,7 @@ from ggsched.interchange.dlpack_import import host_array
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.interchange.foreign import ByDlpack
 
 PLAIN = {F32: "<f4", F16: "<f2", I32: "<i4"}

@@ -12,8 +12,8 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Barrier, HostSync, Record, Wait
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.interchange.dot_reader import read
 from tests.passes.machines import machine
 

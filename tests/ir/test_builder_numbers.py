@@ -6,7 +6,7 @@ import pytest
 from ggsched import GraphBuilder
 from ggsched.errors import GgschedError, GraphError
 from ggsched.ir.dtype import F16, F32
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 
 X = np.array([[1.0, -2.0, 0.5]], np.float32)
 

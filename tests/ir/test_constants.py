@@ -17,7 +17,7 @@ from ggsched.ir.dtype import ARRAY_DTYPES, dtype_by_name
 from ggsched.ir.join import join_graphs
 from ggsched.ir.text import parse_graph, print_graph
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
 ROW = np.array([1.0, 2.0, 4.0, 0.5])

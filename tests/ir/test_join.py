@@ -10,8 +10,8 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.graph import verify_graph
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
 
 def step(name="step", size=4):

@@ -12,9 +12,9 @@ from ggsched.ir.dtype import ARRAY_DTYPES
 from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS
 from ggsched.ir.text import parse_graph, print_graph
 from ggsched.oplib import library
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.caps import offers
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.sim import SimConfig, SimWorld
 
 
 def test_ops_are_found_by_name_and_not_listed():

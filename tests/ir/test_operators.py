@@ -6,7 +6,7 @@ import pytest
 from ggsched.errors import GraphError, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 
 RNG = np.random.default_rng(0)
 

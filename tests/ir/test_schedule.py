@@ -9,7 +9,7 @@ from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.ir.schedule import Action, apply_schedule, forward_only, rounds
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 
 TWO_EACH = [[0, 2], [1, 3]]
 

@@ -9,7 +9,7 @@ from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, I32, Q8_0
 from ggsched.ir.text import parse_graph, print_graph, quote
-from ggsched.testing.generators.strategies import graphs
+from ggsched_testing.generators.strategies import graphs
 
 
 def example():

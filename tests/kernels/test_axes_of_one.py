@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import CPU, GPU, KernelCall
 from ggsched_kernels.lower import lower_nodes
+from ggsched_testing.eager import bound_nodes
 from tests.backends.against_oracle import check, tame
 from tests.backends.opencl_devices import opencl_device
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ggsched import GraphBuilder, Scheduler
 from ggsched.ir.ops import op_by_name
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import GPU, source, supported_ops
 from ggsched_kernels.chains import EXPRESSIONS, chain_source
 from ggsched_kernels.lower import lower_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.opencl_devices import opencl_device
 from tests.kernels.nvrtc import ARCHS, NEEDS_BINDINGS, compiler
 from tests.kernels.test_cuda_on_host import CudaOnHost

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from ggsched.backend.base import BaseDevice, BaseProgram, host_facts
 from ggsched.backend.program_body import Steps
 from ggsched.ir.ops import OPS
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
 from ggsched_kernels import CODE, FAULT, GPU, Constant, lower_nodes, source, supported_ops
 from ggsched_kernels.calls import ArgPlaceholder
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
 from tests.backends.against_oracle import check
 
 pytestmark = [

@@ -23,13 +23,13 @@ from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
 from ggsched.ir.tensor import Role
-from ggsched.testing.allowance import rounding_allowances
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.dequant import quantize
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda_kernels.flash_attention import SPLIT_ROWS
 from ggsched_kernels import CODE, FAULT, Constant, warp_profile
 from ggsched_kernels.calls import ArgPlaceholder, CodeOf
+from ggsched_testing.allowance import rounding_allowances
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.dequant import quantize
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.nvrtc import NEEDS_BINDINGS, OPTIMISES
 from tests.kernels.test_cuda_on_host import CONVERSIONS
 

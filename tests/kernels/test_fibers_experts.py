@@ -7,7 +7,7 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32, dtype_by_name
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import NEEDS, laid_out
 from tests.kernels.test_fibers_warp_specialized import SEEDS, check, one_call, results, values_of
 

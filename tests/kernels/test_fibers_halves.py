@@ -13,8 +13,8 @@ from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, Q8_0
 from ggsched.ir.tensor import Role
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels import FACTOR, KernelCall
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, Memory, drawn, laid_out
 
 pytestmark = NEEDS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ggsched.ir.builder import GraphBuilder
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 
 pytestmark = NEEDS

@@ -8,8 +8,8 @@ import pytest
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, dtype_by_name
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, laid_out
 from tests.kernels.test_fibers_moe_router import drawn
 from tests.kernels.test_fibers_warp_specialized import SEEDS, values_of

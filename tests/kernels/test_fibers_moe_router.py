@@ -9,8 +9,8 @@ import pytest
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 
 pytestmark = NEEDS

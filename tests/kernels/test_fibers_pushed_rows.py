@@ -8,10 +8,10 @@ import pytest
 
 from ggsched.backend.program import Group, groups_of
 from ggsched.ir.builder import GraphBuilder
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels.calls import MAX_PEERS
 from ggsched_kernels.fault_words import FaultCodes
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels import test_fibers
 from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 from tests.kernels.test_fibers_warp_specialized import Case, check, product_of, values_of

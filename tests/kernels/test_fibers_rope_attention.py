@@ -9,7 +9,7 @@ from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.tensor import Role
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, drawn, laid_out, seen_by
 
 pytestmark = NEEDS

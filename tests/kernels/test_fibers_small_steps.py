@@ -9,8 +9,8 @@ from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.ir.tensor import Role
-from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.eager import bound_nodes
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, laid_out
 
 pytestmark = NEEDS

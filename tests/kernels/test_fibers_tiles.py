@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ggsched.ir.dtype import dtype_by_name
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import NEEDS
 from tests.kernels.test_fibers_experts import FORMS_OF_EXPERTS, Chosen, run_experts
 from tests.kernels.test_fibers_warp_specialized import SEEDS, Case, check, results, run_rows

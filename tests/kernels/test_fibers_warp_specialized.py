@@ -15,9 +15,9 @@ from ggsched.backend.program import Group, Operand
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.tensor import Role, contiguous_strides
-from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE
+from ggsched_testing.generators.values import LeafRule, leaf_values
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.test_fibers import H200, NEEDS, Memory, laid_out
 
 pytestmark = NEEDS

@@ -10,9 +10,9 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, Q8_0
-from ggsched.testing.eager import bound_nodes
 from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH, starts_early, with_early_start
 from ggsched_kernels.calls import KernelCall, Launch
+from ggsched_testing.eager import bound_nodes
 from tests.backends.test_cuda_rope_attention import H200, step_of
 from tests.kernels.nvrtc import (
     ARCHS,

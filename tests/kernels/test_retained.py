@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32, MXFP4
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import GPU, ROUTE, lower_nodes
 from ggsched_kernels.retained import Retained
+from ggsched_testing.eager import bound_nodes
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
 EXPERTS, USED = 8, 4

@@ -10,10 +10,10 @@ import pytest
 from ggsched.errors import BackendUnavailable, DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q2_K, Q4_0, Q8_0
-from ggsched.testing.eager import bound_nodes, run_direct
-from ggsched.testing.generators.values import LeafRule
 from ggsched_kernels import lower_nodes, warp_profile
 from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE
+from ggsched_testing.eager import bound_nodes, run_direct
+from ggsched_testing.generators.values import LeafRule
 from tests.backends.against_oracle import check, tame
 from tests.backends.op_graphs import decoder_products
 from tests.kernels.test_fibers import Memory
@@ -45,8 +45,8 @@ def device():
 
 def kernels(device, graph):
     """Return the names of the kernels that a graph becomes."""
-    from ggsched.testing.eager import bound_nodes
     from ggsched_kernels import lower_nodes
+    from ggsched_testing.eager import bound_nodes
 
     buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
     lowered = lower_nodes(bound_nodes(graph, buffers), device.profile)

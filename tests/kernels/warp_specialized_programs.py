@@ -5,11 +5,11 @@ from functools import cache
 
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0
-from ggsched.models.graph import build_model_graph
 from ggsched.passes import make_plan
 from ggsched.plan.fusions import run_order
-from ggsched.testing.eager import bound_nodes
 from ggsched_kernels import warp_profile
+from ggsched_llm.graph import build_model_graph
+from ggsched_testing.eager import bound_nodes
 from tests.passes.machines import device, machine
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, spec_of
 

@@ -4,8 +4,8 @@ from itertools import combinations
 
 from hypothesis import strategies as st
 
-from ggsched.testing.litmus import parse_litmus
-from ggsched.testing.litmus.steps import script_of
+from ggsched_testing.litmus import parse_litmus
+from ggsched_testing.litmus.steps import script_of
 
 HOSTS = ("H", "H2")
 QUEUES = ("A", "B", "C")

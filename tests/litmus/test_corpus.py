@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ggsched.testing.litmus import block_verdict, parse_litmus
+from ggsched_testing.litmus import block_verdict, parse_litmus
 
 FILES = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in (".md", ".litmus"))
 BLOCKS = [block for p in FILES for block in parse_litmus(p.read_text(encoding="utf-8"), p.name)]

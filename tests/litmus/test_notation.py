@@ -3,7 +3,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.testing.litmus import LitmusBlock, Op, Range, block_verdict, parse_litmus
+from ggsched_testing.litmus import LitmusBlock, Op, Range, block_verdict, parse_litmus
 
 HEAD = "litmus X race\n"
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from ggsched.cli.main import main
-from ggsched.testing.litmus.program import BARE_VERBS, KINDS, SYNC_VERBS
+from ggsched_testing.litmus.program import BARE_VERBS, KINDS, SYNC_VERBS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "litmus.md"
 TEXT = PAGE.read_text(encoding="utf-8")

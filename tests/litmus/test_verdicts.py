@@ -4,8 +4,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from ggsched.testing.litmus import block_verdict, parse_litmus
-from ggsched.testing.litmus.explorer import explore_block
+from ggsched_testing.litmus import block_verdict, parse_litmus
+from ggsched_testing.litmus.explorer import explore_block
 from tests.litmus.litmus_gen import brute_verdict, programs
 
 

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from ggsched.testing.conformance.page import (
+from ggsched_testing.conformance.page import (
     cases_by_rule,
     filled,
     mutants_by_rule,
     rules_of,
 )
-from ggsched.testing.conformance.rules import RULES
-from ggsched.testing.conformance.suite import all_cases, select
+from ggsched_testing.conformance.rules import RULES
+from ggsched_testing.conformance.suite import all_cases, select
 from tests.meta.repository import CODE, ROOT, name_of, python_files
 
 PAGE = ROOT / "docs" / "reference" / "contract.md"
@@ -30,7 +30,7 @@ def test_the_page_has_a_section_for_each_rule():
 
 def test_the_page_lists_cases_and_mutants_as_they_are():
     text = PAGE.read_text(encoding="utf-8")
-    hint = f"python -m ggsched.testing.conformance.page {name_of(PAGE)}"
+    hint = f"python -m ggsched_testing.conformance.page {name_of(PAGE)}"
     assert text == filled(text), f"run: {hint}"
 
 

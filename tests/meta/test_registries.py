@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ggsched.importers.onnx.call import CONVERTERS as ONNX
-from ggsched.importers.torch.call import CONVERTERS as TORCH
 from ggsched.ir.user_ops import Sample, register_op, unregister_op, user_ops
+from ggsched_import.onnx.call import CONVERTERS as ONNX
+from ggsched_import.torch.call import CONVERTERS as TORCH
 from tests.support.registries import Registries
 
 

@@ -1,6 +1,6 @@
 """Where each field of a healthy GGUF file lies, so that a test can damage one at a time.
 
-Written apart from ``ggsched.models``, which is what such tests are about, and for healthy files
+Written apart from ``ggsched_llm``, which is what such tests are about, and for healthy files
 only: it believes what it reads.
 """
 

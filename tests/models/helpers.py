@@ -14,9 +14,9 @@ from gguf.quants import quantize
 from ggsched.backend.registry import open_devices
 from ggsched.errors import BackendUnavailable
 from ggsched.ir.dtype import F32
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import Model, weight_array
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import Model, weight_array
+from ggsched_testing.oracle.interpreter import run_oracle
 
 ORACLE = Path(__file__).parent.parent / "data" / "oracle"
 F32_CODE = int(GGMLQuantizationType.F32)

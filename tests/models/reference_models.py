@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 
 from ggsched.ir.dtype import dtype_by_name
-from ggsched.testing.generators.values import random_blocks
+from ggsched_testing.generators.values import random_blocks
 from tests.models.helpers import Stored, write_gguf
 
 V, N_CTX = 256, 256

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ggsched.backend.registry import discover
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
 
 MODEL = str(files("ggsched.data") / "addition-moe.gguf")
 TRAINING = Path(__file__).parents[2] / "examples" / "train_addition" / "train.py"

@@ -3,7 +3,7 @@
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.load import load_model
+from ggsched_llm.load import load_model
 from tests.models.reference_models import write_reference
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model, weight_array
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model, weight_array
 from tests.models.gguf_layout import string_bytes
 from tests.models.gguf_mutants import Mutant, gguf_mutants
 from tests.models.helpers import ORACLE, tiny_gguf

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.ir.dtype import BF16
-from ggsched.models.batches import MicroBatch
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
 from ggsched.planner import Planner
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim.world import SimWorld
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.times import timeline_of
 from ggsched.trace.utilization import account
+from ggsched_llm.batches import MicroBatch
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.sim.world import SimWorld
 from tests.models.helpers import tiny_gguf
 from tests.models.test_stages import COSTS, flow_shop_s, gpus, session
 from tests.support.shapes import LLAMA_8B, spec_of

@@ -9,10 +9,10 @@ from ggsched.cli.main import main
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, F16, F32, Q8_0
 from ggsched.ir.tensor import Role
-from ggsched.models.load import load_model
-from ggsched.models.session import Session
-from ggsched.models.session_options import SessionOptions
-from ggsched.models.spec import CACHE_DTYPES, cache_dtype
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session
+from ggsched_llm.session_options import SessionOptions
+from ggsched_llm.spec import CACHE_DTYPES, cache_dtype
 from tests.models.helpers import ORACLE
 
 EXACT, ROUNDED = ORACLE / "llama-tiny-f32.gguf", ORACLE / "llama-tiny-q8_0.gguf"

@@ -3,7 +3,7 @@
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.chat import ChatTemplate, Message
+from ggsched_llm.chat import ChatTemplate, Message
 
 CHATML = """{%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' -}}
@@ -42,7 +42,7 @@ def test_text_of_users_is_not_a_template():
 @pytest.fixture(autouse=True)
 def no_time_limit(monkeypatch):
     """Other limits are reached first, however slow the machine is."""
-    monkeypatch.setattr("ggsched.models.chat.MAX_SECONDS", float("inf"))
+    monkeypatch.setattr("ggsched_llm.chat.MAX_SECONDS", float("inf"))
 
 
 LONG = "{% set b = range(99999) | join ~ '' %}{% set c = b ~ '' %}"
@@ -117,11 +117,11 @@ def test_refused(source, word):
 
 
 def test_time_is_limited(monkeypatch):
-    monkeypatch.setattr("ggsched.models.chat.MAX_SECONDS", 20.0)
+    monkeypatch.setattr("ggsched_llm.chat.MAX_SECONDS", 20.0)
     source = template("{% for i in range(9) %}{{ i }}{% endfor %}")
     assert source.render(ASKED) == "012345678"
     clock = iter(range(0, 10**6, 5))
-    monkeypatch.setattr("ggsched.models.chat.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("ggsched_llm.chat.time.monotonic", lambda: float(next(clock)))
     with pytest.raises(ModelError, match="takes more than 20 s"):
         source.render(ASKED)
 

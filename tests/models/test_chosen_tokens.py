@@ -10,17 +10,17 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32
-from ggsched.models.batch_runner import BatchRunner
-from ggsched.models.graph import CHOOSING_OPS
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.sampling import Sampling
-from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import Download, HostSync
 from ggsched.plan.splits import HOST
 from ggsched.run.started import StartedRun
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
+from ggsched_llm.batch_runner import BatchRunner
+from ggsched_llm.graph import CHOOSING_OPS
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.sampling import Sampling
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import ORACLE
 from tests.models.reference_models import write_reference
 from tests.models.test_recurrent import NAMES as RECURRENT
@@ -327,7 +327,7 @@ def test_a_context_that_is_full(model):
 
 def test_a_device_without_the_ops(model, monkeypatch):
     needed = (*CHOOSING_OPS, ("no_such_op", F32))
-    monkeypatch.setattr("ggsched.models.batch_runner.CHOOSING_OPS", needed)
+    monkeypatch.setattr("ggsched_llm.batch_runner.CHOOSING_OPS", needed)
     with opened(model) as session:
         assert not session.batches.chooses
         assert len(list(session.generate(PROMPT, 3))) == 3

@@ -9,10 +9,10 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvr
 
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
 from ggsched.scheduler import Scheduler
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
 from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
 from tests.models.helpers import ORACLE

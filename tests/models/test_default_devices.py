@@ -10,14 +10,14 @@ from ggsched.backend.offline_device import OfflineDevice
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import Q8_0
-from ggsched.models import choice_apart, default_devices, quick_rates
-from ggsched.models.choice_apart import choose_apart, devices_by_default
-from ggsched.models.default_devices import choose_devices
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
 from ggsched.topology.cost import KernelRate, MachineRates, guessed_rates
 from ggsched.topology.model import Topology
+from ggsched_llm import choice_apart, default_devices, quick_rates
+from ggsched_llm.choice_apart import choose_apart, devices_by_default
+from ggsched_llm.default_devices import choose_devices
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.passes.machines import device
 from tests.support.shapes import LLAMA_1B, spec_of

@@ -6,10 +6,10 @@ The files have the real widths and no content: nothing is loaded to find out.
 import pytest
 
 from ggsched.config import Settings
-from ggsched.models.arch import ARCHITECTURES
-from ggsched.models.load import load_model
-from ggsched.models.memory_check import _mapped_nbytes
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.arch import ARCHITECTURES
+from ggsched_llm.load import load_model
+from ggsched_llm.memory_check import _mapped_nbytes
+from ggsched_llm.session import Session, SessionOptions
 from tests.support.expert_files import write_model
 from tests.support.model_shapes import SHAPES
 

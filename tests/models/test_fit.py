@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import OutOfDeviceMemory
-from ggsched.models.fit import (
+from ggsched.passes import make_plan
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.plan.splits import HOST
+from ggsched.topology.cost import Link, guessed_rates
+from ggsched.topology.model import CopyPath, Topology
+from ggsched_llm.fit import (
     DECODING_STEPS,
     FitChoice,
     FitRequest,
@@ -22,16 +27,11 @@ from ggsched.models.fit import (
     least_bytes,
     micro_batches,
 )
-from ggsched.models.load import load_model
-from ggsched.models.memory_need import memory_need
-from ggsched.models.offload import Offload, OverrideRule, find_homes
-from ggsched.passes import make_plan
-from ggsched.passes.experts.policy import ExpertPolicy
-from ggsched.plan.splits import HOST
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
-from ggsched.topology.cost import Link, guessed_rates
-from ggsched.topology.model import CopyPath, Topology
+from ggsched_llm.load import load_model
+from ggsched_llm.memory_need import memory_need
+from ggsched_llm.offload import Offload, OverrideRule, find_homes
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 from tests.models.helpers import tiny_gguf
 
 STEP, CONTEXTS, LAYERS = 8, (64, 32), 2
@@ -283,7 +283,7 @@ def test_the_margin_is_left(cases):
 
 def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):
     assert count_splits(2, 2) == len([s for w in range(3) for s in every_split(w, 2)]) == 6
-    monkeypatch.setattr("ggsched.models.fit.MAX_CHOICES", 3)
+    monkeypatch.setattr("ggsched_llm.fit.MAX_CHOICES", 3)
     case = cases("llama", 2)
     free = [case.needs[case.choices[-1]].peak[d].total for d in range(2)] + [1 << 30]
     found = fit(

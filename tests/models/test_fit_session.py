@@ -6,11 +6,11 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import OutOfDeviceMemory
-from ggsched.models.fit import FitRequest
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_llm.fit import FitRequest
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import tiny_gguf
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, ModelError, UsageError
-from ggsched.models.batches import batch_inputs, kv_bucket
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.sampling import Sampler, Sampling
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.token_inputs import TokenInputs
+from ggsched_llm.batches import batch_inputs, kv_bucket
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.sampling import Sampler, Sampling
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.token_inputs import TokenInputs
 from tests.models.helpers import ORACLE
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2)

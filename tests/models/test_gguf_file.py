@@ -7,8 +7,8 @@ import pytest
 
 from ggsched.errors import ModelError
 from ggsched.ir.dtype import F32, GGUF_DTYPES
-from ggsched.models import gguf_header
-from ggsched.models.gguf_file import GGUF_CODES, open_gguf
+from ggsched_llm import gguf_header
+from ggsched_llm.gguf_file import GGUF_CODES, open_gguf
 from tests.models.gguf_layout import entry_bytes, gguf_layout, string_bytes
 from tests.models.helpers import ORACLE, Stored, write_gguf
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.gguf_split import open_model_file
-from ggsched.models.load import load_model
+from ggsched_llm.gguf_split import open_model_file
+from ggsched_llm.load import load_model
 from tests.models.helpers import Runner, stored, tiny_arrays, tiny_gguf, tiny_meta, write_gguf
 
 COUNT = 3

@@ -7,9 +7,9 @@ from ggsched.errors import UsageError
 from ggsched.ir import Role
 from ggsched.ir.dtype import F16, Q4_0
 from ggsched.ir.graph import verify_graph
-from ggsched.models.cache_rows import CacheRows
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model
+from ggsched_llm.cache_rows import CacheRows
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model
 from tests.models.helpers import ORACLE, D, Runner, tiny_arrays, tiny_gguf
 from tests.models.reference_models import REFERENCES, write_reference
 

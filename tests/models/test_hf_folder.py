@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.bpe import PRE_TOKENIZERS
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model, weight_array
-from ggsched.models.memory_check import check_memory
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.bpe import PRE_TOKENIZERS
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model, weight_array
+from ggsched_llm.memory_check import check_memory
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import Runner, tiny_arrays, tiny_gguf, tiny_meta
 from tests.models.vocabularies import BPE_META, PREFIX
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ggsched.errors import ModelError
-from ggsched.models.load import load_model
-from ggsched.models.weights import converted_array
+from ggsched_llm.load import load_model
+from ggsched_llm.weights import converted_array
 from tests.models.helpers import Runner
 from tests.models.reference_models import REFERENCES, V, shapes, write_reference
 

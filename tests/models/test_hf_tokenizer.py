@@ -10,12 +10,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Library
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.models.bpe import PRE_TOKENIZERS, byte_letters
-from ggsched.models.chat import ChatTemplate, Message
-from ggsched.models.chat_tokens import conversation_ids
-from ggsched.models.hf_tokenizer import tokenizer_keys
-from ggsched.models.tokenizer import Tokenizer
-from ggsched.models.vocab import read_vocab
+from ggsched_llm.bpe import PRE_TOKENIZERS, byte_letters
+from ggsched_llm.chat import ChatTemplate, Message
+from ggsched_llm.chat_tokens import conversation_ids
+from ggsched_llm.hf_tokenizer import tokenizer_keys
+from ggsched_llm.tokenizer import Tokenizer
+from ggsched_llm.vocab import read_vocab
 from tests.models.vocabularies import BPE_META, PREFIX, vocab_of
 
 WORDS = [

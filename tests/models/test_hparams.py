@@ -6,9 +6,9 @@ import pytest
 
 from ggsched.errors import ModelError
 from ggsched.ir.rope import rope_table
-from ggsched.models.layers import rope_params
-from ggsched.models.load import load_model
-from ggsched.models.read_hparams import read_hparams
+from ggsched_llm.layers import rope_params
+from ggsched_llm.load import load_model
+from ggsched_llm.read_hparams import read_hparams
 from tests.models.helpers import ORACLE, tiny_gguf
 
 NAN, INF = float("nan"), float("inf")

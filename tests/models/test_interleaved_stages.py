@@ -9,16 +9,16 @@ from ggsched.ir import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
-from ggsched.models.batches import interleave
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.schedule_policy import EagerPolicy, RandomPolicy
-from ggsched.testing.sim.config import SimConfig
-from ggsched.testing.sim.costs import Costs
-from ggsched.testing.sim.world import SimWorld
+from ggsched_llm.batches import interleave
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.schedule_policy import EagerPolicy, RandomPolicy
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.costs import Costs
+from ggsched_testing.sim.world import SimWorld
 
 WIDTH, ROWS, TOKENS, NODE_S = 8, 6, 2, 1e-3
 COSTS = Costs(

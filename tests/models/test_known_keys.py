@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.errors import ModelError
-from ggsched.models import hf_config, ignored_keys
-from ggsched.models.arch import ARCHITECTURES
-from ggsched.models.hf_config import HfConfig
-from ggsched.models.load import load_model
-from ggsched.models.metadata_keys import NotedKeys
-from ggsched.models.read_hparams import read_hparams
+from ggsched_llm import hf_config, ignored_keys
+from ggsched_llm.arch import ARCHITECTURES
+from ggsched_llm.hf_config import HfConfig
+from ggsched_llm.load import load_model
+from ggsched_llm.metadata_keys import NotedKeys
+from ggsched_llm.read_hparams import read_hparams
 from tests.models.helpers import Runner, tiny_arrays, tiny_gguf
 from tests.models.key_sets import CONFIGS, GGUF_KEYS
 from tests.models.reference_models import REFERENCES, metadata, write_reference

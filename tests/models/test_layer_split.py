@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.models.batches import BatchSize
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, find_homes
-from ggsched.models.stage_balance import balanced_layers, layer_costs, split_layers
 from ggsched.topology.cost import guessed_rates
+from ggsched_llm.batches import BatchSize
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, find_homes
+from ggsched_llm.stage_balance import balanced_layers, layer_costs, split_layers
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.test_offload import machine, where
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ggsched.ir.dtype import F16
-from ggsched.models.load import load_model
+from ggsched_llm.load import load_model
 from tests.models.helpers import ORACLE, Runner
 
 MODELS = [

@@ -76,8 +76,8 @@ def test_opening_a_file_of_14_gb_reads_its_header(tmp_path):
     code, found, errors = in_child(
         """
         import contextlib, json, sys
-        from ggsched.models.load import load_model
-        from ggsched.models.session import Session, SessionOptions
+        from ggsched_llm.load import load_model
+        from ggsched_llm.session import Session, SessionOptions
         with contextlib.suppress(ImportError):
             import llvmlite.binding  # a library is a file of its own
         before = memory()
@@ -104,8 +104,8 @@ def test_a_model_takes_its_file_its_arenas_and_150_mb(tmp_path, device):
     path = wide_gguf(tmp_path / "wide.gguf", e=1024, ff=4096, layers=1)
     program = """
         import json, sys
-        from ggsched.models.load import load_model
-        from ggsched.models.session import Session, SessionOptions
+        from ggsched_llm.load import load_model
+        from ggsched_llm.session import Session, SessionOptions
         with Session(load_model(sys.argv[1]), [sys.argv[2]], SessionOptions(n_ctx=64)) as session:
             session.feed(list(range(16)))
             list(session.generate([1], 4))
@@ -140,8 +140,8 @@ def test_a_file_that_is_truncated_is_named(tmp_path, device, when):
         import json, os, sys
         from unittest.mock import patch
         from ggsched.errors import GgschedError
-        from ggsched.models.load import load_model
-        from ggsched.models.session import Session, SessionOptions
+        from ggsched_llm.load import load_model
+        from ggsched_llm.session import Session, SessionOptions
         path, device, when = sys.argv[1:]
         with Session(load_model(path), [device], SessionOptions(n_ctx=64)) as session:
             session.feed([1, 2, 3])

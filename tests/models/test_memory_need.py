@@ -10,26 +10,26 @@ import pytest
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.models.batches import (
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.pipeline import make_plan
+from ggsched.plan.splits import HOST
+from ggsched.topology.model import Topology
+from ggsched_llm.batches import (
     BatchSize,
     batch_schedule,
     batch_starts,
     decoding_starts,
     kv_bucket,
 )
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model
-from ggsched.models.memory_need import Need
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.token_inputs import NEXT_TOKEN
-from ggsched.passes.experts.policy import ExpertPolicy
-from ggsched.passes.pipeline import make_plan
-from ggsched.plan.splits import HOST
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
-from ggsched.testing.sim import SimConfig, SimWorld
-from ggsched.topology.model import Topology
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model
+from ggsched_llm.memory_need import Need
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.token_inputs import NEXT_TOKEN
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.passes.machines import machine
 

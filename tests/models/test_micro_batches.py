@@ -12,11 +12,11 @@ from ggsched.backend.registry import open_devices
 from ggsched.cli.main import main
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, UsageError
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
 from ggsched.plan.command import HostSync
-from ggsched.testing.restricted_device import limited_devices
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.restricted_device import limited_devices
 from tests.models.helpers import ORACLE
 
 MODELS = ("llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32")

@@ -7,12 +7,12 @@ import pytest
 
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule, find_homes
-from ggsched.models.spec import CACHE_DTYPES, ModelSpec, WeightSpec
-from ggsched.models.token_inputs import NEXT_TOKEN
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import Topology
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule, find_homes
+from ggsched_llm.spec import CACHE_DTYPES, ModelSpec, WeightSpec
+from ggsched_llm.token_inputs import NEXT_TOKEN
+from ggsched_testing.plan_builder import fake_device
 from tests.models.helpers import ORACLE, tiny_gguf
 
 LAYERS = 3

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.models.batches import padding
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.batches import padding
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import tiny_gguf
 
 STEP, N_CTX = 512, 8192

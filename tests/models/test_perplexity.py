@@ -9,10 +9,10 @@ import pytest
 from ggsched.cli.main import main
 from ggsched.config import Settings
 from ggsched.errors import ModelError, UsageError
-from ggsched.models.load import load_model
-from ggsched.models.perplexity import Perplexity, perplexity
-from ggsched.models.session import Session
-from ggsched.models.session_options import SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.perplexity import Perplexity, perplexity
+from ggsched_llm.session import Session
+from ggsched_llm.session_options import SessionOptions
 from tests.models.helpers import ORACLE, Runner, tiny_arrays, tiny_gguf
 
 MODEL = ORACLE / "llama-tiny-f32.gguf"

@@ -7,14 +7,14 @@ import pytest
 from ggsched.backend.probe import probe
 from ggsched.config import Settings
 from ggsched.ir.dtype import F32, Q8_0
-from ggsched.models import quick_rates, session
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.quick_rates import is_guessed, with_links, with_products
-from ggsched.models.session import Session, SessionOptions
 from ggsched.passes.experts.policy import ExpertPolicy
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import guessed_rates
+from ggsched_llm import quick_rates, session
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.quick_rates import is_guessed, with_links, with_products
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import tiny_gguf
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.ir.tensor import Role
-from ggsched.models.load import load_model
-from ggsched.models.session import Session
-from ggsched.models.session_options import SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session
+from ggsched_llm.session_options import SessionOptions
 from tests.models.helpers import write_gguf
 from tests.models.reference_models import REFERENCES, metadata, shapes, tensor, write_reference
 

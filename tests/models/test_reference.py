@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ggsched.errors import BackendUnavailable
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
 from ggsched.sanitize import check_plan
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import Runner
 from tests.models.reference_models import LONG, N_CTX, REFERENCES, write_reference
 

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.models.sampling import Sampler, Sampling
+from ggsched_llm.sampling import Sampler, Sampling
 
 LOGITS = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=30).map(
     lambda values: np.array(values, np.float32)

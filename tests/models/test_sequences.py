@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.models.load import load_model
-from ggsched.models.session import Session
-from ggsched.models.session_options import SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session
+from ggsched_llm.session_options import SessionOptions
 from tests.models.helpers import ORACLE, tiny_arrays, tiny_gguf
 from tests.models.reference_models import write_reference
 

@@ -14,9 +14,9 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import ORACLE, opened_once
 
 MODELS = (
@@ -246,7 +246,7 @@ def test_numbers_that_make_no_sense(models, devices):
 def test_a_session_imports_no_package_that_writes_files():
     """``gguf`` brings yaml and a tokenizer along: a tenth of what importing a session takes."""
     code = (
-        "import sys, ggsched.models.load, ggsched.models.session;"
+        "import sys, ggsched_llm.load, ggsched_llm.session;"
         "sys.exit(any(n in sys.modules for n in ('gguf', 'networkx', 'jinja2', 'tokenizers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

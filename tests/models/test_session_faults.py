@@ -6,11 +6,11 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, SyncTimeout, UsageError
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
-from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
-from ggsched.testing.sim.costs import Costs
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
+from ggsched_testing.sim.costs import Costs
 from tests.models.helpers import tiny_gguf
 
 TOKENS = np.random.default_rng(0).integers(0, 8, 24).tolist()

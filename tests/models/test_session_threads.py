@@ -8,9 +8,9 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.models.load import load_model
-from ggsched.models.sequences import Sequences
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.sequences import Sequences
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import ORACLE
 from tests.run.devices import Latch
 from tests.run.test_threads import refused, thread_in

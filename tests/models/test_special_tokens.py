@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.models.special_tokens import SpecialTokens
+from ggsched_llm.special_tokens import SpecialTokens
 
 LETTERS = "ab]^-\\"
 

@@ -20,18 +20,18 @@ from benchmarks.gpu.stages import measure
 from ggsched.backend.offline_device import paper_devices
 from ggsched.config import Settings
 from ggsched.ir.dtype import BF16, F32
-from ggsched.models.batches import MicroBatch, MicroBatches
-from ggsched.models.load import Model, load_model
-from ggsched.models.offload import Offload, OverrideRule, find_homes, source_name
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.spec import ModelSpec, WeightSpec
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Copy, Launch, Record, Upload, Wait
 from ggsched.sanitize import check_plan
-from ggsched.testing.sim.world import SimWorld
 from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_llm.batches import MicroBatch, MicroBatches
+from ggsched_llm.load import Model, load_model
+from ggsched_llm.offload import Offload, OverrideRule, find_homes, source_name
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.spec import ModelSpec, WeightSpec
+from ggsched_testing.sim.world import SimWorld
 from tests.models.helpers import tiny_gguf
 from tests.support.shapes import LLAMA_1B, LLAMA_8B, spec_of
 from tests.testing.sims import FREE

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.models.stop_text import StopText
+from ggsched_llm.stop_text import StopText
 
 LETTERS = st.text("ab\n", max_size=12)
 

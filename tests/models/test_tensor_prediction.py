@@ -13,12 +13,12 @@ import pytest
 
 from benchmarks.gpu import tensor
 from ggsched.ir.dtype import BF16
-from ggsched.models.batches import MicroBatches
 from ggsched.passes.cost.predict import predict_step
 from ggsched.plan.command import Copy, HostSync
 from ggsched.sanitize import check_plan
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import HOST, guessed_rates
+from ggsched_llm.batches import MicroBatches
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.test_stages import gpus, micro_batches, session
 from tests.support.shapes import LLAMA_8B, spec_of
 

@@ -13,19 +13,19 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, dtype_by_name
-from ggsched.models.batches import BatchSize
-from ggsched.models.fit import FitRequest
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, OverrideRule, copied_output
-from ggsched.models.session import Session, SessionOptions
-from ggsched.models.sharing import Sharing
-from ggsched.models.tensor_split import find_participants, split_model
 from ggsched.passes.shard.layout import Split, Whole
 from ggsched.passes.shard.names import part_of
 from ggsched.passes.shard.rewrite import shard_graph
 from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_llm.batches import BatchSize
+from ggsched_llm.fit import FitRequest
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, OverrideRule, copied_output
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_llm.sharing import Sharing
+from ggsched_llm.tensor_split import find_participants, split_model
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import ORACLE, opened_once, tiny_gguf, wide_gguf
 from tests.models.reference_models import REFERENCES, write_reference
 from tests.support.shapes import GPT_OSS_20B, LLAMA_8B, spec_of
@@ -261,7 +261,7 @@ def test_what_is_split_and_what_is_whole():
 
 def facts(count, cpus=0):
     """Return facts of GPUs and CPUs, as far as participants depend on them."""
-    from ggsched.testing.plan_builder import fake_device
+    from ggsched_testing.plan_builder import fake_device
 
     gpus = [fake_device(f"gpu:{i}") for i in range(count)]
     return [*gpus, *(replace(fake_device(f"cpu:{i}"), kind="cpu") for i in range(cpus))]

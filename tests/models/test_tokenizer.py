@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import ModelError, UsageError
-from ggsched.models.bpe import PRE_TOKENIZERS, byte_letters
-from ggsched.models.load import load_model
-from ggsched.models.tokenizer import Tokenizer
-from ggsched.models.vocab import STOP_NAMES, TokenType
+from ggsched_llm.bpe import PRE_TOKENIZERS, byte_letters
+from ggsched_llm.load import load_model
+from ggsched_llm.tokenizer import Tokenizer
+from ggsched_llm.vocab import STOP_NAMES, TokenType
 from tests.models.helpers import ORACLE, tiny_gguf
 from tests.models.vocabularies import (
     BPE_META,

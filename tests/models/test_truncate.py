@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.models.load import load_model
-from ggsched.models.session import Session
-from ggsched.models.session_options import SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session
+from ggsched_llm.session_options import SessionOptions
 from tests.models.helpers import ORACLE
 
 KINDS = ["llama-tiny-f32.gguf", "gptoss-tiny-f32.gguf"]  # the second with windows

@@ -9,10 +9,10 @@ from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, InternalError, ModelError, UsageError
 from ggsched.files.mapping import file_behind
 from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES
-from ggsched.models import weights
-from ggsched.models.load import load_model, weight_array
-from ggsched.models.session import Session, SessionOptions
-from ggsched.testing.oracle.dequant import HOST_DTYPE, dequantize, encoder_of, host_shape
+from ggsched_llm import weights
+from ggsched_llm.load import load_model, weight_array
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.oracle.dequant import HOST_DTYPE, dequantize, encoder_of, host_shape
 from tests.models.helpers import (
     ORACLE,
     Runner,

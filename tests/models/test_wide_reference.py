@@ -7,8 +7,8 @@ reference, so that a bound says something about one of them.
 import numpy as np
 import pytest
 
-from ggsched.models.load import load_model
-from ggsched.models.session import Session, SessionOptions
+from ggsched_llm.load import load_model
+from ggsched_llm.session import Session, SessionOptions
 from tests.models.reference_models import N_CTX, REFERENCES, SPREAD, write_reference
 from tests.models.test_reference import recorded_of
 from tests.models.wide_runner import WideRunner

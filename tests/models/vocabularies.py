@@ -1,7 +1,7 @@
 """Vocabularies for tests: byte-level BPE, SentencePiece, and the characters of the demo model."""
 
-from ggsched.models.bpe import byte_letters
-from ggsched.models.vocab import read_vocab
+from ggsched_llm.bpe import byte_letters
+from ggsched_llm.vocab import read_vocab
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."

@@ -9,7 +9,7 @@ import numpy as np
 from ggsched.ir.dtype import F32, MXFP4, Q8_0
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role
-from ggsched.testing.oracle.ops import reference_of
+from ggsched_testing.oracle.ops import reference_of
 from tests.models.helpers import Runner
 
 BLOCK = 32

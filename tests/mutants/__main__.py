@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ggsched.testing.spread import Spread
+from ggsched_testing.spread import Spread
 from tests.mutants.page import page
 from tests.mutants.plan_score import PLANS, drawn_plans, plan_scores
 from tests.mutants.score import BlockVerdict, mutation_score, rejected_baselines

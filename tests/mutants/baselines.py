@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ggsched.testing.conformance import Harness
-from ggsched.testing.sim import SimConfig
-from ggsched.testing.sim.harness import sim_harness
+from ggsched_testing.conformance import Harness
+from ggsched_testing.sim import SimConfig
+from ggsched_testing.sim.harness import sim_harness
 from tests.mutants.mutate_exports import exports_harness
 
 

@@ -12,7 +12,7 @@ from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.testing.sim import SimBuffer, SimDevice
+from ggsched_testing.sim import SimBuffer, SimDevice
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
 from tests.mutants.mutant import breaks
 

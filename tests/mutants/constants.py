@@ -11,7 +11,7 @@ from ggsched.backend.base import BaseDevice, BaseProgram
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Stream
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimDevice, SimProgram
+from ggsched_testing.sim import SimDevice, SimProgram
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing

@@ -9,9 +9,9 @@ from ggsched.backend.base import BaseDevice, BaseStream
 from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimBuffer, SimDevice, SimStream
-from ggsched.testing.sim.engine import Task
 from ggsched.topology.caps import DeviceFacts
+from ggsched_testing.sim import SimBuffer, SimDevice, SimStream
+from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_APART
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import streams_beside

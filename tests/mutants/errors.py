@@ -8,8 +8,8 @@ from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseStream
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
-from ggsched.testing.sim import SimDevice, SimStream
-from ggsched.testing.sim.engine import Task
+from ggsched_testing.sim import SimDevice, SimStream
+from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import streams_beside

@@ -9,8 +9,8 @@ from ggsched.backend.events import lasting_wait
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Event, HostMemory
 from ggsched.errors import DeviceFault, GgschedError, SyncTimeout, UsageError
-from ggsched.testing.sim import SimEvent, SimStream
-from ggsched.testing.sim.engine import Task
+from ggsched_testing.sim import SimEvent, SimStream
+from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_TWO_QUEUES
 from tests.mutants.mutant import breaks
 

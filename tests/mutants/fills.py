@@ -6,7 +6,7 @@ from ggsched.backend.base import BaseDevice, BaseStream
 from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.protocols import Buffer
 from ggsched.backend.sinks import EAGER
-from ggsched.testing.sim import SimStream
+from ggsched_testing.sim import SimStream
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import streams_beside

@@ -9,7 +9,7 @@ import numpy as np
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.base import BaseBuffer, BaseDevice
 from ggsched.backend.protocols import HostMemory
-from ggsched.testing.sim import SimBuffer, SimDevice
+from ggsched_testing.sim import SimBuffer, SimDevice
 from tests.mutants.baselines import CPU, SIM_HOST
 from tests.mutants.mutant import breaks
 

@@ -11,7 +11,7 @@ from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.protocols import Buffer, HostMemory, Program
 from ggsched.errors import DeviceFault, OutOfDeviceMemory
-from ggsched.testing.sim import SimBuffer, SimDevice, SimStream
+from ggsched_testing.sim import SimBuffer, SimDevice, SimStream
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
 from tests.mutants.hosts import forgetful_upload, owner_of
 from tests.mutants.mutant import breaks

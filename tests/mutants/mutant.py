@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseProgram, BaseStream
-from ggsched.testing.conformance import RULES, Harness
-from ggsched.testing.sim import (
+from ggsched_testing.conformance import RULES, Harness
+from ggsched_testing.sim import (
     SimBuffer,
     SimDevice,
     SimEvent,

@@ -10,8 +10,8 @@ import numpy as np
 
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseStream, host_facts
 from ggsched.backend.checks import closed_error
-from ggsched.testing.conformance import Harness
-from ggsched.testing.conformance.exact import EXACT_OPS
+from ggsched_testing.conformance import Harness
+from ggsched_testing.conformance.exact import EXACT_OPS
 
 CPU_DEVICE = (1, 0)
 """DLPack's kind and number of the host."""

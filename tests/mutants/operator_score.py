@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ggsched.testing.conformance import ConformanceRunner, select
-from ggsched.testing.conformance.case import Case
-from ggsched.testing.spread import Spread
+from ggsched_testing.conformance import ConformanceRunner, select
+from ggsched_testing.conformance.case import Case
+from ggsched_testing.spread import Spread
 from tests.mutants.baselines import CPU, SIM, Baseline
 from tests.mutants.operators import TRIGGERS, OperatorMutant, operator_mutants
 from tests.mutants.page import with_section

@@ -16,7 +16,7 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.errors import GgschedError
-from ggsched.testing.conformance import Harness
+from ggsched_testing.conformance import Harness
 from tests.mutants.baselines import Baseline
 from tests.mutants.mutant import CASE_TIMEOUT_S, TIMEOUT_S, graft
 

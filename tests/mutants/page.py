@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ggsched.testing.conformance import RULES
+from ggsched_testing.conformance import RULES
 from tests.mutants.plan_score import PLANS, SEED, PlanScore
 from tests.mutants.score import BlockVerdict
 
@@ -27,7 +27,7 @@ _PLANS: Final = """\
 ## Plans
 
 {plans} random plans, from seed {seed}, are broken by each operator of
-`ggsched.testing.plan_mutants`, and by moving records behind later work, which does no harm. A
+`ggsched_testing.plan_mutants`, and by moving records behind later work, which does no harm. A
 mutant is *found* if the sanitizer has a finding. If it has none, the explorer executes the plan
 in every order: *unchanged* means that all orders give the bytes that the graph's nodes give one
 after another, and anything else would be *missed*.

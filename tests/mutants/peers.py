@@ -11,7 +11,7 @@ from ggsched.backend.list_capture import RecordedCapture
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimDevice, SimProgram
+from ggsched_testing.sim import SimDevice, SimProgram
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks, graft
 from tests.mutants.mutate_calls import Around, bytes_of, nothing

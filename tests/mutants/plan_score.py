@@ -17,12 +17,12 @@ from ggsched.passes import make_plan
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Record
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram, explore
-from ggsched.testing.generators.strategies import DrawnGraph, graphs, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.plan_mutants import ALL_MUTATIONS, Mutants, with_commands
-from ggsched.testing.spread import HERE, Spread
 from ggsched.topology.model import Topology
+from ggsched_testing.explore import PlanProgram, explore
+from ggsched_testing.generators.strategies import DrawnGraph, graphs, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.plan_mutants import ALL_MUTATIONS, Mutants, with_commands
+from ggsched_testing.spread import HERE, Spread
 
 PLANS: Final = 400
 SEED: Final = 3

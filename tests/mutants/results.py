@@ -11,9 +11,9 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Program, Stream
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
-from ggsched.testing.sim import SimDevice, SimProgram
-from ggsched.testing.sim.engine import Step
-from ggsched.testing.sim.kernels import Ahead, NodeWork
+from ggsched_testing.sim import SimDevice, SimProgram
+from ggsched_testing.sim.engine import Step
+from ggsched_testing.sim.kernels import Ahead, NodeWork
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import Action, MutatedCalls, nothing, outputs_of

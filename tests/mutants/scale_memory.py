@@ -10,7 +10,7 @@ from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, HostMemory
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimStream
+from ggsched_testing.sim import SimStream
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
 

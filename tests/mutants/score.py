@@ -6,8 +6,8 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
-from ggsched.testing.conformance import Case, CaseResult, ConformanceRunner, all_cases
-from ggsched.testing.spread import HERE, Spread
+from ggsched_testing.conformance import Case, CaseResult, ConformanceRunner, all_cases
+from ggsched_testing.spread import HERE, Spread
 from tests.mutants.baselines import BASELINES, Baseline
 from tests.mutants.mutant import Mutant
 

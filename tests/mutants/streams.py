@@ -9,9 +9,9 @@ from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimStream, SimWorld
-from ggsched.testing.sim.costs import CommandKind
-from ggsched.testing.sim.engine import Task
+from ggsched_testing.sim import SimStream, SimWorld
+from ggsched_testing.sim.costs import CommandKind
+from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_BARRIER, SIM_TWO_QUEUES
 from tests.mutants.mutant import breaks
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from ggsched.backend.base import BaseDevice, BaseEvent, BaseStream
 from ggsched.backend.program_body import Command
 from ggsched.errors import SyncTimeout, UsageError
-from ggsched.testing.sim import SimStream
-from ggsched.testing.sim.engine import Task
+from ggsched_testing.sim import SimStream
+from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_TWO_QUEUES
 from tests.mutants.mutant import breaks
 from tests.mutants.mutate_calls import streams_beside

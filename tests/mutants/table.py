@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Final
 
-from ggsched.testing.conformance import RULES
+from ggsched_testing.conformance import RULES
 from tests.mutants import (
     bad_ids,
     behind,

@@ -7,7 +7,7 @@ from ggsched.backend.base import BaseBuffer, BaseDevice, BaseProgram, BaseStream
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory, Stream
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimDevice, SimEvent
+from ggsched_testing.sim import SimDevice, SimEvent
 from tests.mutants.baselines import CPU, SIM_NO_EVENTS
 from tests.mutants.mutant import breaks
 

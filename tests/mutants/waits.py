@@ -6,8 +6,8 @@ from time import monotonic
 from ggsched.backend.base import BaseEvent, BaseStream
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Event
-from ggsched.testing.sim import SimDevice, SimEvent, SimStream
-from ggsched.testing.sim.engine import Task
+from ggsched_testing.sim import SimDevice, SimEvent, SimStream
+from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_APART, SIM_BARRIER
 from tests.mutants.mutant import breaks
 from tests.mutants.streams import SHORT_S

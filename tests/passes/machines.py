@@ -5,10 +5,10 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from ggsched.passes.place import Constraints
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.caps import CopyOrder
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 
 N = 16
 NBYTES = 4 * N

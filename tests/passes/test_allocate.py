@@ -11,8 +11,8 @@ from ggsched.passes import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import NBYTES, N, device, machine, pinned
 
 ONE = machine("gpu:0")

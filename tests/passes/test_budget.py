@@ -14,9 +14,9 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import Barrier, CopyRows, HostSync, Launch, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.expert_graphs import expert_graph, expert_homes
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.expert_graphs import expert_graph, expert_homes
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.properties.test_end_to_end import run_and_compare
 

@@ -20,13 +20,13 @@ from ggsched.run.capture_plan import plan_capture
 from ggsched.run.open_devices import open_devices
 from ggsched.sanitize import check_plan, check_trace
 from ggsched.scheduler import Scheduler
-from ggsched.testing.explore import PlanProgram, explore
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import guessed_rates
 from ggsched.trace.expected import expected_timeline
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Expected
 from ggsched.trace.unroll import unroll
+from ggsched_testing.explore import PlanProgram, explore
+from ggsched_testing.sim import SimConfig, SimWorld
 
 N = 8
 ONE = PlanOptions()

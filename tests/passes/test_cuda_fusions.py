@@ -10,14 +10,14 @@ from benchmarks.gpu import moe_router
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16, MXFP4
-from ggsched.models.graph import build_model_graph
-from ggsched.models.offload import Offload, find_homes
 from ggsched.passes import make_plan
 from ggsched.plan.fusions import run_order
 from ggsched.sanitize import check_plan
-from ggsched.testing.eager import bound_nodes
 from ggsched.topology.codec import topology_from_text
 from ggsched_kernels import warp_profile
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.offload import Offload, find_homes
+from ggsched_testing.eager import bound_nodes
 from tests.support.shapes import SMALL_MOE, spec_of
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")

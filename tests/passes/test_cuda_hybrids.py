@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
 from ggsched.ir.dtype import F16
-from ggsched.models.graph import build_model_graph
-from ggsched.models.offload import Offload, find_homes
 from ggsched.passes import make_plan
 from ggsched.sanitize import check_plan
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.offload import Offload, find_homes
 from tests.passes.test_cuda_fusions import gpu, lowered
 from tests.support.expert_files import random_model
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, find_homes
 from ggsched.passes import make_plan
 from ggsched.plan.command import Copy, Download, HostSync, Upload
 from ggsched.plan.splits import HOST
 from ggsched.run.capture_plan import plan_capture
 from ggsched.sanitize import check_plan
 from ggsched.topology.codec import topology_from_text
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, find_homes
 from tests.models.helpers import ORACLE
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"

@@ -26,10 +26,10 @@ from ggsched.plan.missing_ops import missing_ops
 from ggsched.plan.verify import verify_placement
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.passes.machines import device, machine
 
 OTHERS = tuple(op for op in BUILT_IN if op not in ("linear_attention", "short_conv"))

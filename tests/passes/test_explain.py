@@ -16,11 +16,11 @@ from ggsched.passes.order.liveness import liveness
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.tensor_locations import places_of
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched_testing.plan_builder import fake_device
 
 
 def machine(ops=ALL_OPS):

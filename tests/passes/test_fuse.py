@@ -16,9 +16,9 @@ from ggsched.plan.command import Launch
 from ggsched.plan.fusions import Fusion, run_order
 from ggsched.plan.verify import verify_fusions
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_mutants_fusion import cut_groups
 from ggsched.topology.codec import topology_from_text, topology_to_text
 from ggsched.topology.model import Topology
+from ggsched_testing.plan_mutants_fusion import cut_groups
 from tests.passes.machines import device, machine
 
 FUSING = device("gpu:0", fusions=frozenset(PATTERNS))

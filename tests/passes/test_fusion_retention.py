@@ -17,8 +17,8 @@ from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import topologies
 from tests.passes.machines import device, machine
 from tests.passes.rows import launched, naming_rows
 

@@ -19,10 +19,10 @@ from ggsched.plan.command import Copy, CopyRows
 from ggsched.plan.splits import Rows
 from ggsched.plan.verify import verify_splits
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.expert_graphs import expert_graph, expert_homes, expert_names
-from ggsched.testing.sim.config import SIM_OPS, SimConfig
-from ggsched.testing.sim.world import SimWorld
 from ggsched.topology.cost import Link, guessed_rates
+from ggsched_testing.generators.expert_graphs import expert_graph, expert_homes, expert_names
+from ggsched_testing.sim.config import SIM_OPS, SimConfig
+from ggsched_testing.sim.world import SimWorld
 
 
 def topology_of(**config):

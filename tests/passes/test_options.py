@@ -16,10 +16,10 @@ from ggsched.passes.options import (
     stream_policy,
 )
 from ggsched.passes.place import Constraints
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 
 
 def machine(*names, **facts):

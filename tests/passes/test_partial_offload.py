@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.ir.dtype import BF16, MXFP4
-from ggsched.models.batches import BatchSize
-from ggsched.models.offload import Offload, copied_output, find_homes, wants_copy
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.experts.find import DENSE, DENSE_NBYTES
@@ -23,9 +21,11 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, Download, HostSync, Launch, Upload, Wait
 from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import KernelRate, Link, guessed_rates, with_kernel
+from ggsched_llm.batches import BatchSize
+from ggsched_llm.offload import Offload, copied_output, find_homes, wants_copy
+from ggsched_testing.generators.strategies import graphs, seeds
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, spec_of

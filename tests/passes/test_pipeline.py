@@ -17,8 +17,8 @@ from ggsched.passes.order.work import list_work
 from ggsched.passes.pipeline import make_schedule, plan_memory
 from ggsched.passes.verify import verify_liveness, verify_order, verify_sync
 from ggsched.plan.memory import Life
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.passes.test_budget import branches
 

@@ -14,8 +14,8 @@ from ggsched.passes.placement import ggml
 from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
 from ggsched.plan.verify import verify_placement
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import NBYTES, N, device, machine, pinned
 
 

@@ -179,7 +179,7 @@ def residual(w, node):
 
 def imported(make):
     pytest.importorskip("onnx")
-    from ggsched.importers.onnx import from_onnx
+    from ggsched_import.onnx import from_onnx
     from tests.importers.onnx_files import model, node, tensor
 
     random = np.random.default_rng(0)

@@ -22,10 +22,10 @@ from ggsched.passes.placement.pinned import Pinned
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.topologies import constraints, topologies
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import Link, MachineRates, Rates, guessed_rates
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.passes.test_plans import content
 from tests.properties.test_end_to_end import run_and_compare

@@ -27,8 +27,8 @@ from ggsched.plan.command import (
 )
 from ggsched.plan.text import command_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import N, connected, machine, pinned
 
 
@@ -52,8 +52,8 @@ def test_the_same_each_time(drawn, topology, data):
 PROGRAM = """
 import hashlib, sys
 import msgspec
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model
 from ggsched.passes import Constraints, make_plan
 from ggsched.plan.codec import plan_to_json
 from tests.passes.machines import device, machine

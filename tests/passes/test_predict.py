@@ -8,8 +8,6 @@ from ggsched.passes.cost.predict import _company, predict_step
 from ggsched.passes.cost.simulate import PredictedSpan
 from ggsched.passes.cost.work_size import kernel_name, node_cost
 from ggsched.passes.place import Constraints
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import (
     ELEMENTS,
     GUESSES,
@@ -22,6 +20,8 @@ from ggsched.topology.cost import (
     node_seconds,
 )
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 
 PLAIN = Rates(flops=100.0, bandwidth=1e9, total_bandwidth=1e9, parallel=1, node_s=1.0, event_s=0.0)
 

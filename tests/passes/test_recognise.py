@@ -11,9 +11,9 @@ from ggsched.ir.dtype import F16, F32, dtype_by_name
 from ggsched.ir.graph import verify_graph
 from ggsched.passes.recognise import recognise_attention
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.values import DrawnGraph, LeafRule, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.values import DrawnGraph, LeafRule, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.passes.machines import machine
 
 

@@ -11,7 +11,7 @@ from ggsched.passes.pipeline import make_schedule
 from ggsched.plan.parts import Send
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.testing.generators.clusters import one_machine, several_machines, staged_model
+from ggsched_testing.generators.clusters import one_machine, several_machines, staged_model
 
 GROUP = 2
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir import GraphBuilder
 from ggsched.ir.tensor import Role
-from ggsched.models.part_arrays import part_array
 from ggsched.passes import make_plan
 from ggsched.passes.shard.calls import HEAVY
 from ggsched.passes.shard.layout import Cuts, Split, Whole, Window, even_parts
@@ -18,11 +17,12 @@ from ggsched.passes.shard.names import name_of, part_of
 from ggsched.passes.shard.place import ByParticipant
 from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import CopyPath, Topology
+from ggsched_llm.part_arrays import part_array
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.plan_builder import fake_device
 
 
 def parts_of(values, graph, shards):

@@ -18,11 +18,11 @@ from ggsched.plan.command import Copy, Download, Upload
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
-from ggsched.testing.plan_builder import fake_device
-from ggsched.testing.sim import Costs, SimWorld
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched_testing.plan_builder import fake_device
+from ggsched_testing.sim import Costs, SimWorld
 
 WORK = ("upload", "download", "copy", "launch")
 SECONDS = st.sampled_from([0.0, 1e-6, 3e-5, 0.25, 1.75])

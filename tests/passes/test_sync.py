@@ -9,10 +9,10 @@ from ggsched.passes import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Barrier, HostSync, Record, Upload, Wait
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.plan_mutants import drop_barriers, drop_events, drop_host_syncs, drop_waits
 from ggsched.topology.model import CopyPath
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.plan_mutants import drop_barriers, drop_events, drop_host_syncs, drop_waits
 from tests.passes.machines import N, connected, device, machine, pinned
 
 

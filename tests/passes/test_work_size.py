@@ -6,8 +6,8 @@ import pytest
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.cost.work_size import node_cost, node_works, work_costs
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.cost import KernelRate, rates_of, with_kernel
+from ggsched_testing.plan_builder import fake_device
 
 
 @pytest.mark.parametrize("streams", [1, 4])

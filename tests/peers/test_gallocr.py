@@ -14,9 +14,9 @@ from benchmarks.peers.gallocr import (
     requests_of,
 )
 from ggsched.ir import GraphBuilder
-from ggsched.models.graph import build_model_graph
-from ggsched.models.load import load_model
-from ggsched.testing.generators.strategies import graphs
+from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import load_model
+from ggsched_testing.generators.strategies import graphs
 from tests.support.model_mixes import ROOT
 
 

@@ -13,8 +13,8 @@ from benchmarks.peers.model_sides import open_side
 from benchmarks.peers.model_worker import feed_all
 from benchmarks.peers.random_gguf import write_random_gguf
 from benchmarks.peers.worker_process import WorkerError, WorkerProcess
-from ggsched.models.hparams import HParams, RopeParams
-from ggsched.models.load import load_model
+from ggsched_llm.hparams import HParams, RopeParams
+from ggsched_llm.load import load_model
 
 TINY = HParams(
     "llama", "tiny", 64, 32, 32, 2, 2, 1, 16, 48, 2**-17, 0.25, RopeParams(16, "adjacent", 1e4)

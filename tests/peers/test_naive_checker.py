@@ -11,8 +11,8 @@ from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_checker import BEFORE, BitClosure, NetworkxClosure, edges, races
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_mutants import drop_host_syncs, drop_waits
-from ggsched.testing.schedule_policy import EagerPolicy, RandomPolicy
+from ggsched_testing.plan_mutants import drop_host_syncs, drop_waits
+from ggsched_testing.schedule_policy import EagerPolicy, RandomPolicy
 from tests.support.model_mixes import topology
 from tests.support.stream_graphs import random_wide
 

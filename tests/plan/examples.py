@@ -17,10 +17,10 @@ from ggsched.plan.memory import Life, Memory
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import CopyPath, Topology
 from ggsched.topology.cost import guessed_rates
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 
 GPU, CPU = 0, 1
 PINS = Constraints(homes={"w": GPU, "kv": CPU}, pins={0: GPU, 1: GPU, 2: CPU, 3: GPU})

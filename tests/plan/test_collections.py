@@ -13,9 +13,9 @@ from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import Topology
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
 
 NODES = 1500
 MACHINES = (0, 1)

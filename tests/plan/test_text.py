@@ -9,7 +9,7 @@ from ggsched.plan.effects import Hazard
 from ggsched.plan.placement import Placement, PlacementChoice
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import command_text, plan_text
-from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 from tests.plan.examples import example
 
 

@@ -25,8 +25,8 @@ from ggsched.plan.verify import (
     verify_streams,
 )
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched.topology import Topology
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 from tests.plan.examples import CPU, GPU, example, machine
 
 E = example()

@@ -20,8 +20,8 @@ from ggsched.passes.place import Constraints
 from ggsched.run.started import StartedRun
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.trace.recorder import Recorder
+from ggsched_testing.oracle.interpreter import run_oracle
 from tests.run.devices import TestDevice
 
 SHAPE = (2, 8)

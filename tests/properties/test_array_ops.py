@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched import GraphBuilder, Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.schedule_policy import RandomPolicy
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.schedule_policy import RandomPolicy
+from ggsched_testing.sim import SimConfig, SimWorld
 
 UNARY = ("exp", "abs", "neg", "sigmoid", "relu", "copy", "floor")
 BINARY = ("add", "mul", "max", "sub", "min")

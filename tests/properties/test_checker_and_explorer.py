@@ -21,11 +21,11 @@ from ggsched.passes import make_plan
 from ggsched.plan.command import Record, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram, explore
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.generators.values import leaf_values
-from ggsched.testing.plan_mutants import ALL_MUTATIONS, with_commands
+from ggsched_testing.explore import PlanProgram, explore
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.values import leaf_values
+from ggsched_testing.plan_mutants import ALL_MUTATIONS, with_commands
 from tests.mutants.plan_score import record_later
 from tests.properties.taint import races_are_unobservable
 

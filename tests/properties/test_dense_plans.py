@@ -7,10 +7,10 @@ import pytest
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.topologies import ALL_OPS
-from ggsched.testing.plan_builder import fake_device
-from ggsched.testing.plan_mutants import ALL_MUTATIONS
 from ggsched.topology import CopyPath, Topology
+from ggsched_testing.generators.topologies import ALL_OPS
+from ggsched_testing.plan_builder import fake_device
+from ggsched_testing.plan_mutants import ALL_MUTATIONS
 from tests.sanitize.brute import racing_pairs
 
 DEVICES = 3

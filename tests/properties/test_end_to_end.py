@@ -9,11 +9,11 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.restricted_device import limited_devices
 from ggsched_cpu import open_backend
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.restricted_device import limited_devices
 
 RUNS = 3
 

@@ -12,11 +12,11 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Launch
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.plan_mutants_fusion import GROUP_MUTATIONS
-from ggsched.testing.schedule_policy import RandomPolicy
+from ggsched_testing.explore import PlanProgram
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.plan_mutants_fusion import GROUP_MUTATIONS
+from ggsched_testing.schedule_policy import RandomPolicy
 from tests.passes.rows import naming_rows
 from tests.properties.test_end_to_end import run_and_compare
 

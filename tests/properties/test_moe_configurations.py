@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from ggsched.config import Settings
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload
-from ggsched.models.session import Session, SessionOptions
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.command import CopyRows
 from ggsched.sanitize import check_trace
-from ggsched.testing.schedule_policy import RandomPolicy
-from ggsched.testing.sim.config import SimConfig
-from ggsched.testing.sim.world import SimWorld
 from ggsched.trace.recorder import Recorder
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload
+from ggsched_llm.session import Session, SessionOptions
+from ggsched_testing.schedule_policy import RandomPolicy
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.world import SimWorld
 
 ROOT = Path(__file__).parents[2]
 MODELS = {

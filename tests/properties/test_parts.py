@@ -11,8 +11,8 @@ from ggsched.plan.command import HostSync
 from ggsched.plan.parts import Part, Receive, Send
 from ggsched.plan.text import plan_text
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.cluster.machines import apart
 
 EXAMPLES = settings().max_examples

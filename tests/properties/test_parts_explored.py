@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.testing.explore import PartsProgram, explore, replay
-from ggsched.testing.generators.strategies import graphs, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
+from ggsched_testing.explore import PartsProgram, explore, replay
+from ggsched_testing.generators.strategies import graphs, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
 from tests.cluster.machines import apart
 from tests.cluster.test_cut import machine_of_two, the_parts, there_and_back
 from tests.properties.test_parts import drop_messages, drop_the_wait, receive_last, send_first

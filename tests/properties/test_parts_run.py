@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.restricted_device import limited_devices
 from ggsched_cpu import open_backend
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.restricted_device import limited_devices
 from tests.cluster.machines import MachineThread, Post, apart
 
 RUNS = 2

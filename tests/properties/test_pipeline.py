@@ -14,7 +14,6 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.ir.schedule import apply_schedule, rounds
 from ggsched.ir.tensor import Role
-from ggsched.models.stage_balance import split_layers
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import PlanOptions, StreamPolicy
@@ -24,10 +23,11 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import DrawnGraph, graphs, seeds
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.model import CopyPath
+from ggsched_llm.stage_balance import split_layers
+from ggsched_testing.generators.strategies import DrawnGraph, graphs, seeds
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
 from tests.testing.sims import FREE

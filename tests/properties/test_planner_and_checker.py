@@ -14,9 +14,9 @@ from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.plan_mutants import ALL_MUTATIONS, with_commands
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.plan_mutants import ALL_MUTATIONS, with_commands
 from tests.sanitize.brute import racing_pairs
 
 SYNC_MUTATIONS = (

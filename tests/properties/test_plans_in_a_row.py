@@ -21,12 +21,12 @@ from ggsched.run.following import state_streams
 from ggsched.run.started import StartedRun
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.schedule_policy import RandomPolicy
-from ggsched.testing.sim.world import SimWorld
 from ggsched.trace.recorder import Recorder
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.schedule_policy import RandomPolicy
+from ggsched_testing.sim.world import SimWorld
 
 RUNS = 6
 

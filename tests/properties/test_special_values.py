@@ -11,9 +11,9 @@ from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.tensor import Role
 from ggsched.oplib import library
 from ggsched.oplib.declare import TYPES
-from ggsched.testing.conformance.special_graphs import ELEMENTS, special_graphs
-from ggsched.testing.generators.special_values import SPECIAL
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.conformance.special_graphs import ELEMENTS, special_graphs
+from ggsched_testing.generators.special_values import SPECIAL
+from ggsched_testing.oracle.interpreter import run_oracle
 
 ROWS, COLUMNS = 4, 6
 SEEDS = st.integers(0, 2**32 - 1)

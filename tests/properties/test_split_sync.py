@@ -10,10 +10,10 @@ from ggsched.passes import Constraints, make_plan
 from ggsched.plan.command import HostSync, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import ALL_OPS, constraints
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import ALL_OPS, constraints
+from ggsched_testing.plan_builder import fake_device
 from tests.support.model_mixes import (
     LAYERS,
     MIXES,

@@ -14,10 +14,10 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.plan_mutants import (
+from ggsched_testing.explore import PlanProgram
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.plan_mutants import (
     drop_barriers,
     drop_events,
     drop_host_syncs,
@@ -25,7 +25,7 @@ from ggsched.testing.plan_mutants import (
     wait_later,
     with_commands,
 )
-from ggsched.testing.schedule_policy import RandomPolicy
+from ggsched_testing.schedule_policy import RandomPolicy
 from tests.properties.test_end_to_end import run_and_compare
 
 DROPS = (drop_waits, drop_barriers, drop_events, drop_host_syncs)

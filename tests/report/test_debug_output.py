@@ -5,8 +5,8 @@ import pytest
 from ggsched.config import Settings
 from ggsched.report.debug_output import log_machine, log_plan, plan_lines, recorder_for
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.trace.recorder import Recorder
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.run.graphs import X, chain
 
 

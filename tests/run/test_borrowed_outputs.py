@@ -7,9 +7,9 @@ from hypothesis import given
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import values_for
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import values_for
+from ggsched_testing.sim import SimConfig, SimWorld
 
 X = np.arange(8, dtype=np.float32)
 

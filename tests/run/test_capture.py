@@ -22,11 +22,11 @@ from ggsched.run.graph_order import GraphOrder
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched_cpu import open_backend
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 from tests.backends.device_settings import far_device
 from tests.run.devices import TestDevice
 from tests.run.shared_layers import inputs, placement, shared

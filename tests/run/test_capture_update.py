@@ -16,8 +16,8 @@ from ggsched.run.capture_key import CaptureKey
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints
 from tests.backends.updating import WHY, UpdatingCpu, UpdatingFar
 
 KEY = CaptureKey("t", "g", "c", ((0, 7), (1, 8)), ((2, 9, 64),), ((0, 5),), (3, 4))

@@ -7,10 +7,10 @@ from hypothesis import settings as hypothesis_settings
 from ggsched import Scheduler
 from ggsched.backend.checked import CheckedDevice
 from ggsched.config import Settings
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.sim import SimConfig
-from ggsched.testing.sim.harness import sim_harness
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.sim import SimConfig
+from ggsched_testing.sim.harness import sim_harness
 
 CHECKED = Settings(checked=True)
 

@@ -8,7 +8,7 @@ from ggsched.errors import BackendBroken, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
+from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
 from tests.run.devices import TestDevice, assert_released
 from tests.run.graphs import W, X, counter, harmless, only, plus_weight
 

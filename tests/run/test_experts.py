@@ -9,7 +9,7 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import CopyRows, HostSync
 from ggsched.run.copy_rows import Decision
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.expert_graphs import (
+from ggsched_testing.generators.expert_graphs import (
     INPUT,
     chosen_rows,
     expert_graph,
@@ -17,10 +17,10 @@ from ggsched.testing.generators.expert_graphs import (
     expert_names,
     expert_values,
 )
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.schedule_policy import RandomPolicy
-from ggsched.testing.sim.config import InjectedFaults, SimConfig
-from ggsched.testing.sim.world import SimWorld
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.schedule_policy import RandomPolicy
+from ggsched_testing.sim.config import InjectedFaults, SimConfig
+from ggsched_testing.sim.world import SimWorld
 
 ROWS = ExpertPolicy("on")
 CACHED = ExpertPolicy("on", cache_nbytes=4 * 8192 + 100)

@@ -8,11 +8,11 @@ from ggsched.ir.join import join_graphs
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.expert_graphs import INPUT, expert_homes, expert_values
-from ggsched.testing.schedule_policy import EagerPolicy
-from ggsched.testing.sim.config import SimConfig
-from ggsched.testing.sim.costs import Costs
-from ggsched.testing.sim.world import SimWorld
+from ggsched_testing.generators.expert_graphs import INPUT, expert_homes, expert_values
+from ggsched_testing.schedule_policy import EagerPolicy
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.costs import Costs
+from ggsched_testing.sim.world import SimWorld
 
 WIDTH, EXPERTS, TOKENS, NODE_S = 16, 4, 4, 1e-3
 COSTS = Costs(

@@ -14,8 +14,8 @@ from ggsched.run.capture import MEASURED_RUNS
 from ggsched.run.executor import _nothing
 from ggsched.run.host_transfers import needless_transfers
 from ggsched.scheduler import Scheduler
-from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched.trace.recorder import Recorder
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 from tests.run.devices import TestDevice
 from tests.run.graphs import N, W, X, chain, counter, plus_weight
 

@@ -10,18 +10,18 @@ from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.expert_graphs import (
+from ggsched.topology.cost import Link, guessed_rates
+from ggsched_testing.generators.expert_graphs import (
     INPUT,
     expert_graph,
     expert_homes,
     expert_values,
 )
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.schedule_policy import EagerPolicy
-from ggsched.testing.sim.config import SimConfig
-from ggsched.testing.sim.costs import Costs
-from ggsched.testing.sim.world import SimWorld
-from ggsched.topology.cost import Link, guessed_rates
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.schedule_policy import EagerPolicy
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.costs import Costs
+from ggsched_testing.sim.world import SimWorld
 
 LAYERS = 32
 GRAPH = expert_graph(LAYERS, tokens=32, experts=4, used=4)

@@ -15,8 +15,8 @@ from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
 
 N, STAGES, PARTS = 8, 2, 3
 SETTINGS = Settings(timeout_s=5)

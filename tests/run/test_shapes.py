@@ -8,7 +8,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.sim import SimConfig, SimWorld
 
 A = np.arange(12, dtype=np.float32).reshape(3, 4)
 

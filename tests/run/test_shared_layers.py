@@ -18,13 +18,13 @@ from ggsched.passes.memory.rings import Slots
 from ggsched.passes.shard import rewrite
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.explore import explore
-from ggsched.testing.explore.plans import PlanProgram
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.plan_mutants import ALL_MUTATIONS
-from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
-from ggsched.testing.sim.costs import Costs
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_testing.explore import explore
+from ggsched_testing.explore.plans import PlanProgram
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.plan_mutants import ALL_MUTATIONS
+from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
+from ggsched_testing.sim.costs import Costs
 from tests.run.shared_layers import inputs, placement, shared
 
 COUNT = 3

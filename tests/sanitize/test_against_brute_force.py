@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.report import Finding
-from ggsched.testing.plan_builder import PlanWriter, fake_device
 from ggsched.topology.caps import CopyOrder
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 from tests.sanitize.brute import HOST_IN, HOST_OUT, racing_pairs
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 
 N = 16
 

@@ -6,7 +6,7 @@ import pytest
 from ggsched.plan.memory import Region
 from ggsched.plan.streams import Streams, StreamSpec
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 
 N = 16
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import Constraints, make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
-from ggsched.testing.plan_builder import fake_device
-from ggsched.testing.plan_mutants_graph import GRAPH_MUTATIONS
 from ggsched.topology import Topology
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched_testing.plan_builder import fake_device
+from ggsched_testing.plan_mutants_graph import GRAPH_MUTATIONS
 
 EACH = 12
 """Most mutants of each operator that are taken from one plan."""

@@ -7,7 +7,7 @@ a race of the named kind and nothing else, the repaired one must be clean.
 import pytest
 
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 
 N = 16
 

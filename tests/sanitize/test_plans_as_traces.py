@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 
 from ggsched.sanitize import check_plan, check_trace
-from ggsched.testing.plan_mutants import ALL_MUTATIONS
 from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.schema import Work
 from ggsched.trace.unroll import unroll
+from ggsched_testing.plan_mutants import ALL_MUTATIONS
 from tests.properties.test_planner_and_checker import plans
 from tests.sanitize.test_litmus import LITMUS
 

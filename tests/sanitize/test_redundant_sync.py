@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, event, given, settings
 from ggsched.sanitize import check_plan, check_trace
 from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.redundant_sync import find_redundant
-from ggsched.testing.plan_builder import PlanWriter, fake_device
-from ggsched.testing.plan_mutants import with_commands
 from ggsched.trace.schema import Actor, Barrier, Free, Record, Sync, Wait, Work
+from ggsched_testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_mutants import with_commands
 from tests.properties.test_planner_and_checker import plans
 from tests.sanitize.traces import A, B, H, alloc, reads, touch, trace, writes
 

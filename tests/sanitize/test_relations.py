@@ -17,11 +17,11 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.effects import Hazard
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.relations import GRAPH_RELATIONS, RELATIONS
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import ALL_OPS, constraints, topologies
-from ggsched.testing.plan_builder import NO_HAZARD, PlanWriter, fake_device
-from ggsched.testing.plan_mutants_relations import RELATION_MUTATIONS
 from ggsched.topology import Topology
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import ALL_OPS, constraints, topologies
+from ggsched_testing.plan_builder import NO_HAZARD, PlanWriter, fake_device
+from ggsched_testing.plan_mutants_relations import RELATION_MUTATIONS
 from tests.sanitize.test_rows import GRAPH as EXPERTS
 from tests.sanitize.test_rows import TOPOLOGY as ROWS_ON
 from tests.sanitize.test_rows import planned as planned_rows

@@ -5,7 +5,7 @@ import pytest
 
 from ggsched.errors import RaceFound
 from ggsched.sanitize import Report, check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 
 N = 16
 

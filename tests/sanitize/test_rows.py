@@ -10,17 +10,17 @@ from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, HostSync, Launch
 from ggsched.plan.splits import Rows
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram
-from ggsched.testing.generators.expert_graphs import (
+from ggsched_testing.explore import PlanProgram
+from ggsched_testing.generators.expert_graphs import (
     INPUT,
     expert_graph,
     expert_homes,
     expert_values,
 )
-from ggsched.testing.plan_mutants import drop_events, drop_host_syncs, drop_waits, with_commands
-from ggsched.testing.schedule_policy import RandomPolicy
-from ggsched.testing.sim.config import SimConfig
-from ggsched.testing.sim.world import SimWorld
+from ggsched_testing.plan_mutants import drop_events, drop_host_syncs, drop_waits, with_commands
+from ggsched_testing.schedule_policy import RandomPolicy
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.world import SimWorld
 
 GRAPH = expert_graph(2, biases=True)
 TOPOLOGY = probe(SimWorld([SimConfig(), SimConfig(is_host=True, kind="cpu")]).open_all())

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_builder import PlanWriter, fake_device
 
 N = 16
 

@@ -24,12 +24,12 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from ggsched.ir.dtype import F32, DType, dtype_by_name
-from ggsched.models.gguf_file import GgufFile, GgufTensor
-from ggsched.models.graph import model_needs
-from ggsched.models.hparams import HParams
-from ggsched.models.read_hparams import read_hparams
-from ggsched.models.spec import ModelSpec, WeightNeed, WeightSpec
-from ggsched.testing.generators.values import random_blocks
+from ggsched_llm.gguf_file import GgufFile, GgufTensor
+from ggsched_llm.graph import model_needs
+from ggsched_llm.hparams import HParams
+from ggsched_llm.read_hparams import read_hparams
+from ggsched_llm.spec import ModelSpec, WeightNeed, WeightSpec
+from ggsched_testing.generators.values import random_blocks
 from tests.support.model_shapes import SHAPES, Key, Shape
 from tests.support.random_vocabulary import add_vocabulary
 

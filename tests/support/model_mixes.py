@@ -7,14 +7,14 @@ from pathlib import Path
 from ggsched.ir.dtype import F16, GGUF_DTYPES
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
-from ggsched.models.graph import build_model_graph, model_needs
-from ggsched.models.hparams import HParams
-from ggsched.models.load import load_model
-from ggsched.models.offload import Offload, find_homes
-from ggsched.models.spec import ModelSpec, WeightSpec, graph_dtype
 from ggsched.passes.place import Constraints
-from ggsched.testing.plan_builder import fake_device
 from ggsched.topology import CopyPath, DeviceFacts, Topology, op_key
+from ggsched_llm.graph import build_model_graph, model_needs
+from ggsched_llm.hparams import HParams
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import Offload, find_homes
+from ggsched_llm.spec import ModelSpec, WeightSpec, graph_dtype
+from ggsched_testing.plan_builder import fake_device
 from tests.support.transformers import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ from itertools import islice, product
 
 from gguf import GGUFWriter
 
-from ggsched.models.bpe import byte_letters
-from ggsched.models.vocab import TokenType
+from ggsched_llm.bpe import byte_letters
+from ggsched_llm.vocab import TokenType
 
 _END = "<|end|>"
 

@@ -7,7 +7,7 @@ from typing import Any
 from ggsched.ir.ops import define, undefine
 from ggsched.ir.user_ops import user_ops
 
-CONVERTERS = ("ggsched.importers.onnx.call", "ggsched.importers.torch.call")
+CONVERTERS = ("ggsched_import.onnx.call", "ggsched_import.torch.call")
 """Modules with a table of converters. One that is not imported has registered nothing."""
 
 

@@ -8,9 +8,9 @@ from zlib import crc32
 import numpy as np
 
 from ggsched.ir.dtype import BF16, F32, MXFP4, Q8_0, DType
-from ggsched.models.graph import model_needs
-from ggsched.models.hparams import HParams, RopeParams
-from ggsched.models.spec import ModelSpec, WeightSpec
+from ggsched_llm.graph import model_needs
+from ggsched_llm.hparams import HParams, RopeParams
+from ggsched_llm.spec import ModelSpec, WeightSpec
 
 LLAMA_1B = HParams(
     arch="llama", name="llama-1b", n_ctx_train=8192, n_vocab=128256, n_embd=2048, n_layer=16,

@@ -2,9 +2,9 @@
 
 from ggsched.ir.dtype import F16
 from ggsched.ir.graph import Graph
-from ggsched.models.graph import build_model_graph, model_needs
-from ggsched.models.hparams import HParams, RopeParams
-from ggsched.models.spec import ModelSpec, WeightSpec, graph_dtype
+from ggsched_llm.graph import build_model_graph, model_needs
+from ggsched_llm.hparams import HParams, RopeParams
+from ggsched_llm.spec import ModelSpec, WeightSpec, graph_dtype
 
 CONTEXT = 4096
 

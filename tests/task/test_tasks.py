@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ggsched.errors import GraphError, PlanError, UsageError
 from ggsched.sanitize import check_plan
-from ggsched.task import (
+from ggsched_task import (
     TaskCancelled,
     TaskFailed,
     TaskGraph,

@@ -4,9 +4,9 @@ import threading
 
 from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
 from ggsched.backend.base_stream import BaseStream
-from ggsched.testing.conformance import Harness
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.stream import WorkerStream
+from ggsched_testing.conformance import Harness
 
 
 class DeafStream(WorkerStream):

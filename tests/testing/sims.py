@@ -6,8 +6,8 @@ import numpy as np
 
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.ir.dtype import F32
-from ggsched.testing.explore import Observation
-from ggsched.testing.sim import Costs, SimConfig, SimWorld
+from ggsched_testing.explore import Observation
+from ggsched_testing.sim import Costs, SimConfig, SimWorld
 
 FREE = Costs(
     enqueue_s=0,

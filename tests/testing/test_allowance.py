@@ -6,8 +6,8 @@ import pytest
 from ggsched.backend.precision import ROUNDING
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32
-from ggsched.testing.allowance import is_within, rounding_allowances
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.oracle.interpreter import run_oracle
 
 
 def product_plus(leaf):

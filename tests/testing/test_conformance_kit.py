@@ -9,7 +9,7 @@ import pytest
 
 from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
 from ggsched.errors import BackendUnavailable, UsageError
-from ggsched.testing.conformance import (
+from ggsched_testing.conformance import (
     RULES,
     CaseResult,
     ConformanceRunner,
@@ -20,13 +20,13 @@ from ggsched.testing.conformance import (
     run_conformance,
     select,
 )
-from ggsched.testing.conformance.case import Case, case
-from ggsched.testing.conformance.harness import adapted
-from ggsched.testing.conformance.needs import NEEDS, need
-from ggsched.testing.conformance.report import explain, summary
-from ggsched.testing.conformance.runner import stale_waivers
-from ggsched.testing.sim import SimConfig
-from ggsched.testing.sim.harness import sim_harness
+from ggsched_testing.conformance.case import Case, case
+from ggsched_testing.conformance.harness import adapted
+from ggsched_testing.conformance.needs import NEEDS, need
+from ggsched_testing.conformance.report import explain, summary
+from ggsched_testing.conformance.runner import stale_waivers
+from ggsched_testing.sim import SimConfig
+from ggsched_testing.sim.harness import sim_harness
 from tests.testing import broken_devices
 from tests.testing.broken_devices import (
     DeafStream,
@@ -246,7 +246,7 @@ def test_what_gets_on_does_not_hang_however_long_it_takes():
 
 def test_all_programs_are_tried_however_long_that_takes(monkeypatch):
     hours = itertools.count(0.0, 3600.0)
-    monkeypatch.setattr("ggsched.testing.conformance.search.monotonic", lambda: next(hours))
+    monkeypatch.setattr("ggsched_testing.conformance.search.monotonic", lambda: next(hours))
     cpu, opened = Harness.named("cpu:0"), []
 
     def count(number, seed):

@@ -6,9 +6,9 @@ import sys
 
 TESTS = """
 import pytest
-from ggsched.testing.conformance import Harness, Waiver
+from ggsched_testing.conformance import Harness, Waiver
 
-pytest_plugins = ["ggsched.testing.conformance.pytest_plugin"]
+pytest_plugins = ["ggsched_testing.conformance.pytest_plugin"]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ggsched.errors import GraphError, UsageError
 from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_0
-from ggsched.testing.oracle.dequant import dequantize, host_shape
+from ggsched_testing.oracle.dequant import dequantize, host_shape
 
 PACKED = [t for t in FLOAT_DTYPES if t is not F32]
 

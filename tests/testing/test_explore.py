@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.testing.explore import Observation, explore, replay
-from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy, Option, RandomPolicy
+from ggsched_testing.explore import Observation, explore, replay
+from ggsched_testing.schedule_policy import EagerPolicy, LaziestPolicy, Option, RandomPolicy
 from tests.testing.toy import Toy, every_order, runner
 
 LOST_UPDATE = {"a": [("r", 0), ("w", 0, 1)], "b": [("r", 0), ("w", 0, 2)]}

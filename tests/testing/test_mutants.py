@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ggsched.backend.base import BaseStream
-from ggsched.testing.conformance import RULES, ConformanceRunner, all_cases
+from ggsched_testing.conformance import RULES, ConformanceRunner, all_cases
 from tests.meta.repository import ROOT
 from tests.mutants.__main__ import main
 from tests.mutants.baselines import BASELINES, CPU

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ggsched.testing.conformance import ConformanceRunner, select
+from ggsched_testing.conformance import ConformanceRunner, select
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.operator_score import COUNT, HEADING, SEED, main, section
 from tests.mutants.operators import OPERATORS, TRIGGERS, OperatorMutant, operator_mutants

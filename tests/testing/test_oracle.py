@@ -9,8 +9,8 @@ from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q8_0
 from ggsched.ir.ops import OPS
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.oracle.ops import ORACLE_OPS
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.oracle.ops import ORACLE_OPS
 
 
 def f32(*rows):

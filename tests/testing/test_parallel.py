@@ -6,9 +6,9 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.errors import BackendUnavailable, UsageError
-from ggsched.testing import parallel
-from ggsched.testing.journal import Journal
-from ggsched.testing.parallel import in_order
+from ggsched_testing import parallel
+from ggsched_testing.journal import Journal
+from ggsched_testing.parallel import in_order
 from tests.meta.repository import ROOT
 
 CORPUS = [

@@ -4,8 +4,8 @@ import pytest
 
 from ggsched.plan.command import Record, Wait
 from ggsched.sanitize import check_plan
-from ggsched.testing.plan_builder import PlanWriter, fake_device
-from ggsched.testing.plan_mutants import ALL_MUTATIONS, drop_events, wait_for_older_event
+from ggsched_testing.plan_builder import PlanWriter, fake_device
+from ggsched_testing.plan_mutants import ALL_MUTATIONS, drop_events, wait_for_older_event
 
 N = 16
 

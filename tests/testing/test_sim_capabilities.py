@@ -3,7 +3,7 @@
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.testing.sims import A, N, content, filled, program, raw, unary
 
 

@@ -10,10 +10,10 @@ from ggsched.ir.tensor import Role
 from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.parts import Send
-from ggsched.testing.generators.clusters import one_machine, several_machines, staged_model
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.sim.cluster import ClusterFaults, SimCluster
 from ggsched.topology.cost import Link
+from ggsched_testing.generators.clusters import one_machine, several_machines, staged_model
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.sim.cluster import ClusterFaults, SimCluster
 from tests.testing.sims import FREE
 
 GROUP, TOKENS, WIDTH = 2, 2, 8

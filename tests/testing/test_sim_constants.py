@@ -12,9 +12,9 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32
 from ggsched.passes import make_plan
 from ggsched.sanitize import check_plan
-from ggsched.testing.explore import PlanProgram, explore
-from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.explore import PlanProgram, explore
+from ggsched_testing.schedule_policy import EagerPolicy, LaziestPolicy
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.testing.sims import (
     A,
     B,

@@ -8,9 +8,9 @@ from ggsched.errors import DeviceFault, OutOfDeviceMemory, SyncTimeout, UsageErr
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from ggsched.testing.oracle.interpreter import run_oracle
-from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy, RandomPolicy
-from ggsched.testing.sim import InjectedFaults, SimConfig, SimWorld
+from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.schedule_policy import EagerPolicy, LaziestPolicy, RandomPolicy
+from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
 from tests.testing.sims import A, B, N, content, filled, fresh, program, raw, unary
 
 CHOOSERS = {

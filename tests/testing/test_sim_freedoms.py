@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ggsched.errors import UsageError
-from ggsched.testing.explore import explore
-from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.explore import explore
+from ggsched_testing.schedule_policy import EagerPolicy, LaziestPolicy
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.testing.sims import (
     A,
     B,

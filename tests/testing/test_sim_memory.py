@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy
-from ggsched.testing.sim import SimConfig, SimWorld
+from ggsched_testing.schedule_policy import EagerPolicy, LaziestPolicy
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.testing.sims import A, B, N, device_of, filled, fresh, program, raw, unary
 
 

@@ -13,11 +13,11 @@ from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.passes import make_plan
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
-from ggsched.testing.explore import PlanProgram, explore, explore_plan, replay
-from ggsched.testing.plan_mutants import drop_host_syncs, drop_waits, record_earlier
-from ggsched.testing.schedule_policy import DrawingPolicy, ListPolicy, RandomPolicy
-from ggsched.testing.sim import SimBackend, SimConfig, SimWorld, open_backend
 from ggsched.topology.model import Topology
+from ggsched_testing.explore import PlanProgram, explore, explore_plan, replay
+from ggsched_testing.plan_mutants import drop_host_syncs, drop_waits, record_earlier
+from ggsched_testing.schedule_policy import DrawingPolicy, ListPolicy, RandomPolicy
+from ggsched_testing.sim import SimBackend, SimConfig, SimWorld, open_backend
 from tests.testing.sims import A, B
 from tests.testing.test_sim_faults import answer, two_devices
 

@@ -7,8 +7,8 @@ import pytest
 
 from ggsched.config import Settings
 from ggsched.scheduler import Scheduler
-from ggsched.testing.schedule_policy import EagerPolicy, LaziestPolicy, RandomPolicy
-from ggsched.testing.sim import Costs, SimConfig, SimWorld
+from ggsched_testing.schedule_policy import EagerPolicy, LaziestPolicy, RandomPolicy
+from ggsched_testing.sim import Costs, SimConfig, SimWorld
 from tests.testing.sims import A, N, filled, fresh, program, raw, unary
 from tests.testing.test_sim_faults import B, two_devices
 

@@ -12,9 +12,9 @@ from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import verify_graph
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
-from ggsched.testing.generators.graph_gen_chains import CHAINS
-from ggsched.testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.generators.graph_gen_chains import CHAINS
+from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
 quick = settings(
     max_examples=300,

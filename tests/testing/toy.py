@@ -1,7 +1,7 @@
 """A tiny machine whose actors read and write cells, to test explorers with."""
 
-from ggsched.testing.explore import Observation
-from ggsched.testing.schedule_policy import Option
+from ggsched_testing.explore import Observation
+from ggsched_testing.schedule_policy import Option
 
 
 class Toy:

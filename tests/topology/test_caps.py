@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from ggsched.calibrate.identity import device_identity
 from ggsched.errors import PlanError, UsageError
-from ggsched.testing.conformance.needs import NEEDS
-from ggsched.testing.conformance.rules import RULES
-from ggsched.testing.conformance.suite import all_cases
-from ggsched.testing.generators.topologies import devices
-from ggsched.testing.sim import SimConfig
 from ggsched.topology import page
 from ggsched.topology.caps import Capability, DeviceFacts, capabilities
 from ggsched.topology.codec import topology_from_text, topology_to_text
 from ggsched.topology.model import Topology
+from ggsched_testing.conformance.needs import NEEDS
+from ggsched_testing.conformance.rules import RULES
+from ggsched_testing.conformance.suite import all_cases
+from ggsched_testing.generators.topologies import devices
+from ggsched_testing.sim import SimConfig
 from tests.meta.repository import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "capabilities.md"

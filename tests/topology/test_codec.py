@@ -14,10 +14,10 @@ from ggsched.passes import make_plan
 from ggsched.passes.options import plan_options
 from ggsched.plan.codec import plan_to_json
 from ggsched.scheduler import Scheduler
-from ggsched.testing.generators.strategies import graphs
-from ggsched.testing.generators.topologies import topologies
 from ggsched.topology.codec import restricted, topology_from_text, topology_to_text
 from ggsched.topology.model import Topology
+from ggsched_testing.generators.strategies import graphs
+from ggsched_testing.generators.topologies import topologies
 from tests.backend.stubs import facts_of
 
 PLAIN = Topology((facts_of("gpu:0"), facts_of("gpu:1", fusions=frozenset({"x"})))).to_json()

@@ -14,13 +14,13 @@ from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.sanitize import check_plan, check_trace
-from ggsched.testing.generators.strategies import graphs, seeds, values_for
-from ggsched.testing.generators.topologies import constraints, topologies
-from ggsched.testing.plan_mutants import ALL_MUTATIONS
-from ggsched.testing.schedule_policy import EagerPolicy
-from ggsched.testing.sim import SimWorld
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.tracing import traced
+from ggsched_testing.generators.strategies import graphs, seeds, values_for
+from ggsched_testing.generators.topologies import constraints, topologies
+from ggsched_testing.plan_mutants import ALL_MUTATIONS
+from ggsched_testing.schedule_policy import EagerPolicy
+from ggsched_testing.sim import SimWorld
 
 RUNS = 2
 LACKING = ("drop_waits", "drop_host_syncs", "drop_barriers", "wait_later")

@@ -14,12 +14,12 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.plan.command import Copy, Download, HostSync, Launch, Record, Upload, Wait
 from ggsched.scheduler import Scheduler
-from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.trace.export import trace_from_lines, trace_to_lines
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Sync, Work
 from ggsched.trace.stamps import Stamper
 from ggsched.trace.times import spans_by_track, timeline_of
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.cuda_devices import cuda_parts
 from tests.backends.device_settings import cpu_device
 from tests.backends.opencl_devices import opencl_device

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.report.text import account_text
-from ggsched.testing.schedule_policy import EagerPolicy
-from ggsched.testing.sim import Costs, SimConfig, SimWorld
 from ggsched.trace.advice import advise
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.timeline import NodeSpan, Span, TimedRun, Timeline, Track
 from ggsched.trace.times import timeline_of
 from ggsched.trace.tracing import traced
 from ggsched.trace.utilization import DeviceAccount, account, ideal_bubble
+from ggsched_testing.schedule_policy import EagerPolicy
+from ggsched_testing.sim import Costs, SimConfig, SimWorld
 from tests.testing.sims import FREE, N, program, unary
 from tests.trace.timelines import copy, launch, record, sync, timeline, wait
 

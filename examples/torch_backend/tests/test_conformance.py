@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 
 from ggsched.backend.registry import open_devices
-from ggsched.testing.eager import run_direct
-from ggsched.testing.generators.strategies import graphs, seeds
-from ggsched.testing.generators.values import ATOL, RTOL, values_for
-from ggsched.testing.oracle.interpreter import run_oracle
+from ggsched_testing.eager import run_direct
+from ggsched_testing.generators.strategies import graphs, seeds
+from ggsched_testing.generators.values import ATOL, RTOL, values_for
+from ggsched_testing.oracle.interpreter import run_oracle
 
-pytest_plugins = ["ggsched.testing.conformance.pytest_plugin"]
+pytest_plugins = ["ggsched_testing.conformance.pytest_plugin"]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from pathlib import Path
 import llama_cpp as lc
 import numpy as np
 
-from ggsched.models.load import load_model
+from ggsched_llm.load import load_model
 from tests.models.reference_models import LONG, N_CTX, REFERENCES, SPREAD, V, write_reference
 from tests.models.wide_runner import WideRunner
 

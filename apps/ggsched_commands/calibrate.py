@@ -1,0 +1,221 @@
+"""``ggsched calibrate``: measure this machine's rates and keep them for planning."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ggsched.calibrate.device_rates import NO_TIME
+from ggsched.cli.console import messages, output, write_json
+from ggsched.cli.options import RenamedOption, devices_option, json_option, option
+from ggsched.cli.progress import loading
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched.units import rate_text, seconds_text
+
+_SHORTEST_S, _LONGEST_S = 0.1, 600
+
+if TYPE_CHECKING:
+    from ggsched.calibrate.machine import Calibration
+    from ggsched.topology.caps import DeviceFacts
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # as is NaN
+        raise click.BadParameter(f"{text!r} is not a time from {_SHORTEST_S} to {_LONGEST_S} s")
+    return seconds
+
+
+@click.command()
+@devices_option
+@option(
+    "--time-budget seconds",
+    "Time that measuring may take, approximately.",
+    _seconds,
+    12.0,
+    metavar="S",
+    cls=RenamedOption,
+    old="--seconds",
+)
+@option(
+    "-o --output path",
+    "Keep the rates in this file. [default: what GGSCHED_RATES names, else a file in the "
+    "user's cache folder]",
+    click.Path(dir_okay=False),
+    metavar="FILE.json",
+)
+@json_option
+@click.pass_obj
+def calibrate(
+    settings: Settings,
+    /,
+    devices: tuple[str, ...] | None,
+    seconds: float,
+    path: str | None,
+    as_json: bool,
+) -> None:
+    """Measure this machine, for the predictions of the cost model.
+
+    Nothing else should run meanwhile. Plans are right with any rates, and better with true ones.
+    """
+    from ggsched.backend.registry import open_devices
+    from ggsched.calibrate.cache import save_rates
+    from ggsched.calibrate.machine import calibrate as measure
+    from ggsched.run.release import close_all
+    from ggsched_cluster.calibrate import calibrate_group
+    from ggsched_cluster.remote_devices import group_of
+
+    target = _target(path, settings.rates)
+    opened = open_devices(devices, allow=settings.backends)
+    try:
+        facts = {d.facts.name: d.facts for d in opened}
+        with _progress(messages()) as show:
+            group = group_of(opened)
+            if group is None:
+                found = measure(opened, seconds, show)
+            else:
+                found = calibrate_group(group, seconds, show)
+    finally:
+        close_all(opened)
+    save_rates(found, facts, target)
+    if as_json:
+        write_json({"file": str(target), **report(found, facts)})
+        return
+    console = output()
+    console.print(_rates_table(found))
+    console.print()
+    console.print(_links_table(found))
+    for line in missing_lines(found.missing):
+        console.print(line)
+    console.print(f"{seconds_text(found.seconds)}; kept in {target}", soft_wrap=True)
+
+
+def missing_lines(missing: Sequence[str]) -> Iterator[str]:
+    """Yield what was not measured, what lacked time as a number for each device."""
+    late = Counter(m.partition(": ")[0] for m in missing if m.endswith(NO_TIME))
+    yield from (f"not measured: {m}" for m in missing if not m.endswith(NO_TIME))
+    if late:
+        counts = ", ".join(f"{count} rates of {name}" for name, count in late.items())
+        yield f"not measured, since no time was left: {counts}; a larger --time-budget measures all"
+
+
+def _target(path: str | None, setting: str) -> Path:
+    from ggsched.calibrate.cache import AUTO, rates_path
+
+    target = Path(path) if path is not None else rates_path(setting) or rates_path(AUTO)
+    if target is None:
+        raise UsageError(
+            "there is no folder for the rates", why="there is no home folder", hint="give -o FILE"
+        )
+    return target
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
+    """Give a function that shows what is measured: on a terminal all, else each device once."""
+    if console.is_terminal:
+        with loading(console) as busy:
+            yield lambda name, what: busy.stage(f"{name}: {what}")
+        return
+    shown: set[str] = set()
+
+    def show(name: str, what: str) -> None:
+        if name not in shown:
+            shown.add(name)
+            console.print(f"calibrating {name}")
+
+    yield show
+
+
+def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, Any]:
+    """Return what was measured as plain JSON data; seconds, bytes and operations per second."""
+    devices = {}
+    for name, identity, rates in zip(
+        found.names, found.identities, found.rates.devices, strict=True
+    ):
+        devices[name] = {
+            "identity": identity,
+            "description": facts[name].description,
+            "flops": rates.flops,
+            "bandwidth": rates.bandwidth,
+            "total_bandwidth": rates.total_bandwidth,
+            "parallel": rates.parallel,
+            "node_s": rates.node_s,
+            "event_s": rates.event_s,
+            "launch_s": rates.launch_s,
+            "kernels": {
+                k.name: {"flops": k.flops, "bandwidth": k.bandwidth} for k in rates.kernels
+            },
+        }
+    links = [
+        {
+            "src": _end(found, src),
+            "dst": _end(found, dst),
+            "latency_s": link.latency_s,
+            "bandwidth": link.bandwidth,
+            "samples": [list(sample) for sample in found.samples[src, dst]],
+        }
+        for (src, dst), link in found.rates.links.items()
+    ]
+    network = [
+        {"src": a, "dst": b, "latency_s": link.latency_s, "bandwidth": link.bandwidth}
+        for (a, b), link in found.rates.network.items()
+    ]
+    return {
+        "seconds": found.seconds,
+        "enqueue_s": found.rates.enqueue_s,
+        "devices": devices,
+        "links": links,
+        "network": network,
+        "missing": list(found.missing),
+    }
+
+
+def _end(found: "Calibration", device: int) -> str:
+    return "host" if device < 0 else found.names[device]
+
+
+def _rates_table(found: "Calibration") -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    grid.add_column("device", no_wrap=True)
+    grid.add_column("rate of", no_wrap=True)
+    grid.add_column("compute", justify="right", no_wrap=True)
+    grid.add_column("memory", justify="right", no_wrap=True)
+    grid.add_column("time", justify="right", no_wrap=True)
+    for name, rates in zip(found.names, found.rates.devices, strict=True):
+        for kernel in rates.kernels:
+            pace = rate_text(kernel.flops, "FLOP"), rate_text(kernel.bandwidth)
+            grid.add_row(name, kernel.name, *pace, "")
+        together = rate_text(rates.total_bandwidth)
+        grid.add_row(name, "two streams", f"x{rates.parallel}", together, "")
+        for what, seconds in (
+            ("a node", rates.node_s),
+            ("a launch", rates.launch_s),
+            ("an event", rates.event_s),
+        ):
+            grid.add_row(name, what, "", "", seconds_text(seconds))
+    return grid
+
+
+def _links_table(found: "Calibration") -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    grid.add_column("copies", no_wrap=True)
+    grid.add_column("latency", justify="right", no_wrap=True)
+    grid.add_column("rate", justify="right", no_wrap=True)
+    for (src, dst), link in found.rates.links.items():
+        way = f"{_end(found, src)} -> {_end(found, dst)}"
+        grid.add_row(way, seconds_text(link.latency_s), rate_text(link.bandwidth))
+    for (a, b), link in found.rates.network.items():
+        way = f"messages {a} -> {b}"
+        grid.add_row(way, seconds_text(link.latency_s), rate_text(link.bandwidth))
+    return grid

@@ -1,0 +1,98 @@
+"""``ggsched plan model.onnx``: the plan of an ONNX model."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+from ggsched.cli.options import option, with_options
+from ggsched.config import Settings
+from ggsched.errors import UsageError
+from ggsched_commands.onnx_options import CONSTANT, DIM, SUFFIX, is_given, open_model, refuse_others
+from ggsched_commands.plan_dot import write_dot
+from ggsched_commands.plan_output import print_plan, save_plan, with_graph
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OWN: Final = ("constants", "dims", "shapes")
+_SHARED: Final = frozenset(
+    [
+        "model",
+        "model_option",
+        "devices",
+        "placement",
+        "verbose",
+        "output",
+        "with_graph",
+        "dot",
+        "as_json",
+        "threads",
+        "streams",
+        "packing_effort",
+        "memory_budget",
+    ]
+)
+"""Options that mean the same for every model."""
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, value = text.partition("=")
+    extents = value.split(",") if value else []
+    if not (name and equals and all(n.isascii() and n.isdigit() for n in extents)):
+        raise click.BadParameter(f"{text!r} is not of the form NAME=1,576")
+    return name, tuple(map(int, extents))
+
+
+SHAPE: Final = option(
+    "--shape shapes",
+    "The shape of an input of an ONNX model. May be repeated.",
+    _shape,
+    metavar="NAME=1,576",
+    multiple=True,
+)
+
+
+def onnx_plan_options(function: F) -> F:
+    """Add the options; a model whose name ends in ``.onnx`` is planned here."""
+
+    @wraps(function)
+    def command(settings: Settings, /, **given: Any) -> Any:
+        own = {name: given.pop(name) for name in _OWN}
+        if given["model"].endswith(SUFFIX):
+            refuse_others(_SHARED | frozenset(_OWN), "models that generate text")
+            return _plan(settings, given, **own)
+        for name, value in own.items():
+            if value:
+                hint = f"whose names end in {SUFFIX}"
+                what = f"--{name.removesuffix('s')} is for ONNX models"
+                raise UsageError(what, where=given["model"], hint=hint)
+        return function(settings, **given)
+
+    return with_options(cast(F, command), (SHAPE, DIM, CONSTANT))
+
+
+def _plan(
+    settings: Settings,
+    given: dict[str, Any],
+    *,
+    constants: tuple[tuple[str, str], ...],
+    dims: tuple[tuple[str, int], ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+) -> None:
+    from ggsched.scheduler import Scheduler
+
+    bound = open_model(given["model"], dims, constants).bind(shapes=dict(shapes))
+    placement = given["placement"] if is_given("placement") else "cost"
+    with Scheduler(
+        given["devices"], weights=bound.weights, settings=settings, placement=placement
+    ) as scheduler:
+        made = scheduler.plan(bound.graph)
+        planned = scheduler.planned_graph(bound.graph)
+    if given["with_graph"]:
+        made = with_graph(made, planned)
+    if given["output"] is not None:
+        save_plan(given["output"], made)
+    if given["dot"] is not None:
+        write_dot(made, given["dot"])
+    print_plan(made, as_json=given["as_json"], verbose=given["verbose"])

@@ -1,0 +1,217 @@
+"""Merges nodes of an imported graph, and drops those whose results are not read.
+
+Exported models scale and shift: by numbers, one after another, and each channel behind a
+convolution. The former are one ``scale``; the latter goes into the weights. They also spell out
+activations that are one op here.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import Param, op_by_name
+from ggsched.ir.tensor import Role, Tensor
+from ggsched_import.common.emit import Array, content_name
+
+
+class _Made(NamedTuple):
+    """How a tensor was made, and whether one node alone reads it."""
+
+    op: str
+    operands: list[Tensor]
+    params: dict[str, Param]
+    is_read_once: bool
+
+
+def simplified(graph: Graph, weights: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
+    """Return a graph that computes the same, and its weights."""
+    merged = _Rewrite(graph, weights)
+    return _Rewrite(merged.graph, merged.weights, keep=_needed(merged.graph)).result
+
+
+def _needed(graph: Graph) -> set[int]:
+    """Return the numbers of nodes whose results are read."""
+    wanted = {graph.tensors[tid].storage for tid in graph.outputs}
+    found = set()
+    for n in reversed(graph.nodes):
+        if graph.tensors[n.output].storage in wanted:
+            found.add(n.id)
+            wanted |= {graph.tensors[tid].storage for tid in n.inputs}
+    return found
+
+
+class _Rewrite:
+    """Builds a graph again, in order.
+
+    Args:
+        graph: What to build.
+        weights: Arrays by name.
+        keep: Numbers of the nodes to keep, and nothing is merged; None to merge.
+    """
+
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, Array], keep: set[int] | None = None
+    ) -> None:
+        self._old, self._merges = graph, keep is None
+        self.weights = dict(weights)
+        self._g = GraphBuilder(graph.name)
+        self._new: dict[int, Tensor] = {}
+        self._made: dict[int, _Made] = {}
+        self._known: dict[str, Tensor] = {}
+        reads = [graph.tensors[t].storage for n in graph.nodes for t in n.inputs]
+        self._reads = Counter([*reads, *(graph.tensors[t].storage for t in graph.outputs)])
+        nodes = {n.output: n for n in graph.nodes if keep is None or n.id in keep}
+        used = {graph.tensors[t].storage for n in nodes.values() for t in n.inputs}
+        for t in graph.tensors:
+            if t.id in nodes:
+                self._new[t.id] = self._node(nodes[t.id], t)
+            elif t.is_view:
+                root = self._new.get(t.storage)
+                if root is not None:
+                    self._new[t.id] = self._g.view(root, t.shape, t.strides, t.offset)
+            elif t.role is Role.INPUT:
+                self._new[t.id] = self._g.input(t.name, t.shape, t.dtype)
+            elif t.role is Role.WEIGHT and (self._merges or t.id in used):
+                self._new[t.id] = self._weight(t.name, self.weights[t.name], t)
+        self.graph = self._g.build(*(self._new[t] for t in graph.outputs))
+
+    @property
+    def result(self) -> tuple[Graph, dict[str, Array]]:
+        """The graph and what it has of the weights."""
+        names = [t.name for t in self.graph.roots(Role.WEIGHT)]
+        return self.graph, {name: self.weights[name] for name in names}
+
+    def _weight(self, name: str, array: Array, like: Tensor) -> Tensor:
+        if name not in self._known:
+            self._known[name] = self._g.weight(name, array.shape, like.dtype)
+            self.weights[name] = array
+        return self._known[name]
+
+    def _node(self, n: Node, old: Tensor) -> Tensor:
+        operands = [self._new[t] for t in n.inputs]
+        params = dict(n.params)
+        op = n.op
+        if self._merges:
+            op, operands, params = self._merged(op, operands, params)
+        made = self._g.op(op, *operands, name=n.name, **params)  # type: ignore[arg-type]
+        once = self._reads[old.storage] == 1
+        self._made[made.id] = _Made(op, operands, params, once)
+        return made
+
+    def _merged(
+        self, op: str, operands: list[Tensor], params: dict[str, Param]
+    ) -> tuple[str, list[Tensor], dict[str, Param]]:
+        """Return the node, or one that does the work of the node before as well."""
+        activation = self._activation(op, operands, params)
+        if activation is not None:
+            return activation
+        before = self._made.get(operands[0].id)
+        if before is None or not before.is_read_once:
+            return op, operands, params
+        if op == "scale" and before.op == "scale":
+            (a, b), (c, d) = _numbers(before.params), _numbers(params)
+            return op, before.operands, {"scale": a * c, "bias": b * c + d}
+        if op in ("mul", "add", "scale") and before.op == "nd.conv":
+            return self._into_conv(op, operands, params, before) or (op, operands, params)
+        return op, operands, params
+
+    def _activation(
+        self, op: str, operands: list[Tensor], params: Mapping[str, Param]
+    ) -> tuple[str, list[Tensor], dict[str, Param]] | None:
+        """Return ``silu`` or ``hard_swish`` if this is the last node of what spells them out."""
+        if op == "mul":
+            for x, factor in (operands, operands[::-1]):
+                made = self._once(factor)
+                if made is None or made.operands[0].id != x.id:
+                    continue
+                if made.op == "sigmoid":
+                    return "silu", [x], {}
+                slope = {"alpha": 1 / 6, "beta": 0.5}
+                if made.op == "nd.hard_sigmoid" and _is_near(made.op, made.params, **slope):
+                    return "nd.hard_swish", [x], {}
+        x = operands[0]
+        product = self._once(x)
+        if product is None or product.op != "mul" or not self._is_sixth(op, operands, params):
+            return None
+        for x, factor in (product.operands, product.operands[::-1]):
+            limited = self._once(factor)
+            if limited is None or limited.op != "clamp":
+                continue
+            moved = self._once(limited.operands[0])
+            if moved is None or moved.op != "scale" or moved.operands[0].id != x.id:
+                continue
+            six = _is_near("clamp", limited.params, min=0.0, max=6.0)
+            if six and _is_near("scale", moved.params, scale=1.0, bias=3.0):
+                return "nd.hard_swish", [x], {}
+        return None
+
+    def _once(self, t: Tensor) -> _Made | None:
+        """Return how a tensor was made that one node reads."""
+        made = self._made.get(t.id)
+        return made if made is not None and made.is_read_once else None
+
+    def _is_sixth(self, op: str, operands: list[Tensor], params: Mapping[str, Param]) -> bool:
+        if op == "scale":
+            return _is_near(op, params, scale=1 / 6, bias=0.0)
+        by = self._elements(operands[1]) if op == "div" else None
+        return by is not None and by.size == 1 and by.item() == 6
+
+    def _into_conv(
+        self, op: str, operands: list[Tensor], params: dict[str, Param], conv: _Made
+    ) -> tuple[str, list[Tensor], dict[str, Param]] | None:
+        x, w = conv.operands[:2]
+        kernel = self._elements(w)
+        given = self._elements(conv.operands[2]) if len(conv.operands) > 2 else 0.0
+        if kernel is None or given is None:
+            return None
+        channels, rank = w.shape[0], len(w.shape)
+        factor: Array = np.ones(channels, np.float32)
+        offset: Array = np.zeros(channels, np.float32)
+        if op == "scale":
+            scale, bias = _numbers(params)
+            factor, offset = factor * np.float32(scale), offset + np.float32(bias)
+        else:
+            each = self._elements(operands[1])
+            if each is None or each.size != channels:
+                return None
+            lined = each.reshape((1,) * (rank - each.ndim) + each.shape)
+            if lined.shape[1] != channels:
+                return None
+            if op == "mul":
+                factor = each.reshape(-1)
+            else:
+                offset = each.reshape(-1)
+        made = kernel * factor.reshape(-1, *(1,) * (rank - 1))
+        bias_array = np.asarray(given * factor + offset, np.float32)
+        new = [x, *(self._constant(a.astype(np.float32), w) for a in (made, bias_array))]
+        return "nd.conv", new, {**conv.params, "bias": True}
+
+    def _elements(self, t: Tensor) -> Array | None:
+        """Return the elements of a weight."""
+        if t.role is not Role.WEIGHT or not t.is_contiguous or t.dtype.name != "f32":
+            return None
+        array = self.weights[t.name]
+        return array.reshape(t.shape) if array.size == t.size else None
+
+    def _constant(self, array: Array, like: Tensor) -> Tensor:
+        return self._weight(content_name(array), array, like)
+
+
+def _is_near(op: str, params: Mapping[str, Param], **wanted: float) -> bool:
+    """Whether parameters of an op have some values, but for rounding to f32."""
+    full = op_by_name(op).full(params)
+    return all(
+        isinstance(value := full[name], float) and abs(value - number) < 1e-6
+        for name, number in wanted.items()
+    )
+
+
+def _numbers(params: Mapping[str, Param]) -> tuple[float, float]:
+    scale, bias = params.get("scale", 1.0), params.get("bias", 0.0)
+    assert isinstance(scale, float)
+    assert isinstance(bias, float)
+    return scale, bias

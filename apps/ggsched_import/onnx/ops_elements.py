@@ -1,0 +1,155 @@
+"""Converters of ops on elements."""
+
+from typing import Final
+
+import numpy as np
+
+from ggsched_import.common.emit import Const, Value
+from ggsched_import.onnx.call import CONVERTERS, Call, converts
+from ggsched_import.onnx.types import name_of
+
+_UNARY: Final = {
+    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
+    "Atan": "atan", "Atanh": "atanh", "BitwiseNot": "bit_not", "Ceil": "ceil", "Cos": "cos",
+    "Cosh": "cosh", "Erf": "erf", "Exp": "exp", "Floor": "floor", "HardSwish": "hard_swish",
+    "IsNaN": "is_nan", "Log": "log", "Mish": "mish", "Neg": "neg", "Not": "not",
+    "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round", "Sigmoid": "sigmoid",
+    "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Softplus": "softplus", "Softsign": "softsign",
+    "Sqrt": "sqrt", "Tan": "tan", "Tanh": "tanh",
+}  # fmt: skip
+_BINARY: Final = {
+    "Add": "add", "And": "and", "BitwiseAnd": "bit_and", "BitwiseOr": "bit_or",
+    "BitwiseXor": "bit_xor", "Div": "div", "Equal": "equal", "Greater": "greater",
+    "GreaterOrEqual": "greater_equal", "Less": "less", "LessOrEqual": "less_equal", "Mul": "mul",
+    "Or": "or", "Pow": "pow", "Sub": "sub", "Xor": "xor",
+}  # fmt: skip
+
+
+def _unary(c: Call) -> Value:
+    return c.nd(_UNARY[c.op], c.x())
+
+
+def _binary(c: Call) -> Value:
+    return c.nd(_BINARY[c.op], c.x(), c.x(1))
+
+
+CONVERTERS.update(dict.fromkeys(_UNARY, _unary))
+CONVERTERS.update(dict.fromkeys(_BINARY, _binary))
+
+
+@converts("Max", "Min", "Sum", "Mean")
+def _many(c: Call) -> Value:
+    name = {"Max": "max", "Min": "min"}.get(c.op, "add")
+    made = c.x()
+    for i in range(1, len(c.inputs)):
+        made = c.nd(name, made, c.x(i))
+    return c.nd("div", made, c.like(len(c.inputs), made)) if c.op == "Mean" else made
+
+
+@converts("Mod")
+def _mod(c: Call) -> Value:
+    return c.nd("mod", c.x(), c.x(1), fmod=c.attr("fmod", False))
+
+
+@converts("BitShift")
+def _shift(c: Call) -> Value:
+    return c.nd("shift", c.x(), c.x(1), left=c.need("direction", str) == "LEFT")
+
+
+@converts("Where")
+def _where(c: Call) -> Value:
+    return c.nd("where", c.x(), c.x(1), c.x(2))
+
+
+@converts("PRelu")
+def _prelu(c: Call) -> Value:
+    return c.nd("prelu", c.x(), c.x(1))
+
+
+@converts("IsInf")
+def _is_inf(c: Call) -> Value:
+    negative, positive = c.attr("detect_negative", True), c.attr("detect_positive", True)
+    return c.nd("is_inf", c.x(), negative=negative, positive=positive)
+
+
+@converts("LeakyRelu")
+def _leaky(c: Call) -> Value:
+    return c.nd("leaky_relu", c.x(), alpha=c.attr("alpha", 0.01))
+
+
+@converts("Elu")
+def _elu(c: Call) -> Value:
+    return c.nd("elu", c.x(), alpha=c.attr("alpha", 1.0))
+
+
+@converts("Celu")
+def _celu(c: Call) -> Value:
+    alpha = c.attr("alpha", 1.0)
+    return c.nd("elu", c.x(), alpha=alpha, inner=alpha)
+
+
+@converts("Selu")
+def _selu(c: Call) -> Value:
+    alpha = c.attr("alpha", 1.67326319217681884765625)
+    return c.nd("elu", c.x(), alpha=alpha, gamma=c.attr("gamma", 1.05070102214813232421875))
+
+
+@converts("HardSigmoid")
+def _hard_sigmoid(c: Call) -> Value:
+    return c.nd("hard_sigmoid", c.x(), alpha=c.attr("alpha", 0.2), beta=c.attr("beta", 0.5))
+
+
+@converts("ThresholdedRelu")
+def _threshold(c: Call) -> Value:
+    return c.nd("threshold", c.x(), alpha=c.attr("alpha", 1.0))
+
+
+@converts("Gelu")
+def _gelu(c: Call) -> Value:
+    return c.nd("gelu_tanh" if c.attr("approximate", "none") == "tanh" else "gelu", c.x())
+
+
+@converts("Swish")
+def _swish(c: Call) -> Value:
+    x, alpha = c.x(), c.attr("alpha", 1.0)
+    if alpha == 1.0:
+        return c.nd("silu", x)
+    return c.nd("mul", x, c.nd("sigmoid", c.nd("mul", x, c.like(alpha, x))))
+
+
+@converts("Clip")
+def _clip(c: Call) -> Value:
+    x = c.x()
+    kind = np.dtype(x.dtype.host)
+    info = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+    low = c.maybe(1) or c.like(c.attr("min", float(info.min)) if kind.kind == "f" else info.min, x)
+    high = c.maybe(2) or c.like(c.attr("max", float(info.max)) if kind.kind == "f" else info.max, x)
+    return c.nd("clip", x, low, high)
+
+
+@converts("Cast")
+def _cast(c: Call) -> Value:
+    return cast_to(c, c.x(), name_of(c.need("to", int), c.where))
+
+
+@converts("CastLike")
+def _cast_like(c: Call) -> Value:
+    return cast_to(c, c.x(), c.x(1).dtype.name)
+
+
+def cast_to(c: Call, x: Value, to: str) -> Value:
+    """Convert, if the type is another one."""
+    return x if x.dtype.name == to else c.nd("cast", x, to=to)
+
+
+@converts("Identity", "Dropout")
+def _identity(c: Call) -> tuple[Value, ...]:
+    x = c.x()
+    if c.op == "Dropout" and c.has(2) and bool(c.const(2).reshape(-1)[0]):
+        rate = float(c.const(1).reshape(-1)[0]) if c.has(1) else 0.5
+        if rate:
+            raise c.bad("training is not supported")
+    if c.outputs == 1:
+        return (x,)
+    kept = Const(np.ones((1,) * len(x.shape), bool))
+    return x, c.nd("expand", kept, shape=x.shape) if x.shape else kept

@@ -1,0 +1,273 @@
+"""Goes through the nodes of an ``torch.fx`` graph in order and converts each."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ggsched.errors import GgschedError, ModelError
+from ggsched.ir.tensor import Tensor
+from ggsched.ir.user_ops import user_ops
+from ggsched_import.common.emit import Const, Emitter, Value, not_supported
+from ggsched_import.torch import (  # noqa: F401
+    ops_elements,  # all register converters
+    ops_indexing,
+    ops_layout,
+    ops_products,
+    ops_reductions,
+)
+from ggsched_import.torch.call import CONVERTERS, Layout, Results, convert, plain
+from ggsched_import.torch.types import array_of, name_of
+
+MAX_DEPTH: Final = 32
+"""Graphs inside each other."""
+
+IGNORED: Final = (
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size", "_functional_assert_async", "_functional_assert_scalar",
+    "_functional_sym_constrain_range", "_functional_sym_constrain_range_for_size",
+)  # fmt: skip
+"""Ops that check what the shapes already say."""
+
+_MODES: Final = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "inference_mode")
+_NUMBERS: Final = ("_operator", "math", "torch", "torch.fx.experimental.sym_node")
+_DROPPED: Final = ("device", "layout", "memory_format", "Generator")
+
+
+class Walk:
+    """The conversion of one program.
+
+    Args:
+        emit: Makes nodes.
+    """
+
+    def __init__(self, emit: Emitter) -> None:
+        self.emit = emit
+
+    def graph(self, module: Any, given: Iterable[Any], depth: int = 0) -> list[Any]:
+        """Convert a graph and return its outputs: values, numbers, None.
+
+        Args:
+            module: A ``torch.fx.GraphModule``.
+            given: Values of its placeholders in order.
+            depth: How many graphs surround it.
+
+        Raises:
+            ModelError: an op that is not supported, or arguments that do not fit.
+        """
+        if depth > MAX_DEPTH:
+            raise ModelError(f"more than {MAX_DEPTH} graphs inside each other")
+        known: dict[Any, Any] = {}
+        inputs = iter(given)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(inputs)
+            elif node.op == "get_attr":
+                known[node] = self._attribute(module, node)
+            elif node.op == "output":
+                found = _mapped(node.args[0], known)
+                return list(found) if isinstance(found, (list, tuple)) else [found]
+            else:
+                known[node] = self._node(node, known, depth)
+        raise ModelError("the graph has no output", where=type(module).__name__)
+
+    def _attribute(self, module: Any, node: Any) -> Any:
+        found = module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        return Const(array_of(found, node.name)) if hasattr(found, "dtype") else found
+
+    def _node(self, node: Any, known: Mapping[Any, Any], depth: int) -> Results:
+        self.emit.count()
+        target = str(node.target)
+        where = _where(node, target)
+        if node.op != "call_function":
+            raise ModelError(f"{node.op} is not supported", where=where, hint="use torch.export")
+        args, kwargs = _mapped(node.args, known), _mapped(node.kwargs, known)
+        name = getattr(node.target, "__name__", "")
+        module = getattr(node.target, "__module__", "") or ""
+        if name == "getitem" and module == "_operator":
+            return args[0][args[1]]
+        if plain(target).partition(".")[0] in IGNORED:
+            return None
+        if plain(target) in ("sym_size.int", "sym_numel.default", "sym_numel"):
+            shape = args[0].shape
+            return shape[args[1]] if len(args) > 1 else _product(shape)
+        if module in _NUMBERS and not _has_values((args, kwargs)):
+            return node.target(*args, **kwargs)
+        if name in _MODES or name == "cond" or target == "cond":
+            return self._higher(name or target, args, where, depth)
+        if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            raise ModelError(
+                f"{target} changes its operand",
+                where=where,
+                hint="ExportedProgram.run_decompositions makes programs functional",
+            )
+        used = _used(node) if _is_several(node) else None
+        schema = getattr(node.target, "_schema", None)
+        names = [a.name for a in schema.arguments] if schema is not None else []
+        layout = _layout(node.args[0]) if "as_strided" in target else None
+        return convert(target, self.emit, where, args, dict(kwargs), used, names, layout)
+
+    def _higher(self, name: str, args: Sequence[Any], where: str, depth: int) -> Results:
+        if name != "cond":
+            at = next(i for i, a in enumerate(args) if hasattr(a, "graph"))
+            if name == "wrap_with_autocast":
+                raise ModelError(
+                    "autocast is not supported", where=where, hint="convert the model: model.half()"
+                )
+            return self.graph(args[at], args[at + 1 :], depth + 1)
+        condition, then, other, operands = args
+        return self.emit.choose(
+            Const(np.array(condition)) if isinstance(condition, bool) else condition,
+            lambda: self.graph(then, operands, depth + 1),
+            lambda: self.graph(other, operands, depth + 1),
+            where,
+        )
+
+
+def _where(node: Any, target: str) -> str:
+    """Return what a message calls a node: its name, op, and module of the model."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(v[0]) for v in stack.values() if isinstance(v, tuple)]
+    inside = f" in {paths[-1]}" if paths and paths[-1] else ""
+    return f"node {node.name!r} ({target}{inside})"
+
+
+def _mapped(value: Any, known: Mapping[Any, Any]) -> Any:
+    """Return arguments of a node with values for nodes, names for types, None for devices."""
+    kind = type(value).__name__
+    if kind == "Node":
+        return known[value]
+    if isinstance(value, (list, tuple)):
+        found = [_mapped(v, known) for v in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    if isinstance(value, dict):
+        return {k: _mapped(v, known) for k, v in value.items()}
+    if kind == "dtype":
+        return name_of(value)
+    return None if kind in _DROPPED else value
+
+
+def _has_values(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_values, value))
+    return isinstance(value, (Const, Tensor))
+
+
+def _layout(node: Any) -> Layout | None:
+    """Return where the tensor of a node lay in memory when it was traced."""
+    value = getattr(node, "meta", {}).get("val")
+    if value is None:
+        return None
+    extents, strides = (tuple(map(_traced, v)) for v in (value.shape, value.stride()))
+    return Layout(extents, strides, _traced(value.storage_offset()))
+
+
+def _traced(n: Any) -> int:
+    """Return an extent, or what a symbol stood for when the program was traced."""
+    return n if isinstance(n, int) else int(n.node.hint)
+
+
+def _is_several(node: Any) -> bool:
+    return bool(node.users) and all(
+        getattr(u.target, "__name__", "") == "getitem" for u in node.users
+    )
+
+
+def _used(node: Any) -> frozenset[int]:
+    return frozenset(int(u.args[1]) for u in node.users if u.users)
+
+
+def _product(shape: Sequence[int]) -> int:
+    found = 1
+    for n in shape:
+        found *= n
+    return found
+
+
+def is_supported(node: Any) -> bool:
+    """Whether a node that calls a function has a converter, or is evaluated at once."""
+    name = plain(str(node.target))
+    base = name.rpartition(".")[0]
+    module = getattr(node.target, "__module__", "") or ""
+    return (
+        name in CONVERTERS
+        or base in CONVERTERS
+        or base in IGNORED
+        or base in ("sym_size", "sym_numel")
+        or module in _NUMBERS
+        or getattr(node.target, "__name__", "") in (*_MODES, "cond")
+        or (name.count(".") > 1 and base.rpartition(".")[2] in {op.name for op in user_ops()})
+    )
+
+
+def is_convertible(node: Any) -> bool:
+    """Whether a node can be converted alone, as far as the traced shapes and types say."""
+    if node.op != "call_function" or not is_supported(node):
+        return False
+    if getattr(node.target, "__name__", "") == "getitem":
+        return True
+    emit, known = Emitter("trial"), {}
+    try:
+        for given in node.all_input_nodes:
+            known[given] = _stand_in(emit, given)
+        Walk(emit)._node(node, known, 0)
+    except GgschedError:
+        return False
+    return True
+
+
+def _stand_in(emit: Emitter, node: Any) -> Any:
+    """Return a value of the type and shape that a node had when it was traced."""
+    value = node.meta.get("val")
+    if hasattr(value, "dtype"):
+        return emit.g.input(node.name, tuple(map(_traced, value.shape)), name_of(value.dtype))
+    return _traced(value) if hasattr(value, "node") else value
+
+
+def check_ops(module: Any) -> None:
+    """Refuse a graph with ops that are not supported, and name all of them.
+
+    Branches of ``cond`` are left out: one with a known condition is never converted.
+
+    Args:
+        module: A ``torch.fx.GraphModule``.
+
+    Raises:
+        ModelError: there are such ops.
+    """
+    nodes = [node for node in _calls(module) if not is_supported(node)]
+    missing = Counter(str(node.target) for node in nodes)
+    if missing:
+        where = _where(nodes[0], str(nodes[0].target))
+        raise not_supported(
+            missing,
+            where if len(missing) == 1 else type(module).__name__,
+            "give each a converter with ggsched_import.torch.converts; if no op computes the"
+            " same, define one with ggsched.register_op",
+        )
+
+
+def _calls(module: Any) -> Iterator[Any]:
+    """Yield the nodes that call functions, also of graphs that are always run."""
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        yield node
+        if getattr(node.target, "__name__", "") in _MODES:
+            for a in node.args:
+                inner = getattr(module, str(a.target), None) if hasattr(a, "target") else None
+                if hasattr(inner, "graph"):
+                    yield from _calls(inner)
+
+
+def supported() -> list[str]:
+    """Return the names of the ops that have converters."""
+    return sorted({*CONVERTERS, "sym_size.int", "sym_numel"})
+
+
+__all__ = ["Value", "Walk", "supported"]

@@ -1,0 +1,144 @@
+"""Whether a run fits, before anything is loaded; if not, what would."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from ggsched.errors import GgschedError, OutOfDeviceMemory
+from ggsched.passes.shard.names import part_of
+from ggsched.units import nbytes_text
+from ggsched_llm.fit import Fit, FitRequest, shortage
+from ggsched_llm.homes import fit_options
+from ggsched_llm.load import load_model
+from ggsched_llm.offload import source_name
+from ggsched_llm.sampling import Sampling
+from ggsched_llm.session import Session
+from ggsched_llm.spec import ModelSpec
+
+_SMALLEST_CONTEXT: Final = 256
+_FIRST_STEPS: Final = 2
+"""Tokens that are looked at after the prompt: later steps need little more."""
+
+
+def check_memory(
+    session: Session,
+    n_prompt: int,
+    *,
+    all_logits: bool = False,
+    sampling: Sampling | None = None,
+) -> None:
+    """Raise if weights, KV cache, and the results of a prompt and a step exceed free memory.
+
+    Weights that a device uses where the file is mapped take no memory of their own. The plans that
+    are made for this are those that the run uses.
+
+    Args:
+        session: Nothing of it need be loaded.
+        n_prompt: Tokens of the prompt.
+        all_logits: Whether each token of the prompt gets logits.
+        sampling: Greedy where not given.
+
+    Raises:
+        OutOfDeviceMemory: it does not fit; the hint names options with which it would.
+    """
+    n_prompt = min(n_prompt, session.options.n_ctx)
+    missing = memory_shortage(session, n_prompt, all_logits=all_logits, sampling=sampling)
+    if not missing:
+        return
+    lacking = " and ".join(f"{nbytes_text(n)} on {name}" for name, n in missing.items())
+    raise OutOfDeviceMemory(
+        "the model does not fit the memory that is free",
+        where=session.model.file.path,
+        why=f"{lacking} are missing",
+        hint=_advice(session, all_logits)
+        if session.sharing is None
+        else "take more devices or a smaller -c, or other shares (-ts)",
+    )
+
+
+def memory_shortage(
+    session: Session, n_prompt: int, *, all_logits: bool, sampling: Sampling | None = None
+) -> dict[str, int]:
+    """Return by device the bytes that are missing for a prompt and a step; empty if it fits."""
+    need = session.memory_need(n_prompt, _FIRST_STEPS, all_logits=all_logits, sampling=sampling)
+    mapped = _mapped_nbytes(session)
+    used = {d: n.total - mapped.get(d, 0) for d, n in need.least.items()}
+    scheduler = session.scheduler
+    return shortage(scheduler.topology, scheduler.free_nbytes(), used, {})
+
+
+def _mapped_nbytes(session: Session) -> dict[int, int]:
+    """Return by device the bytes of weights that it uses where the file is mapped."""
+    mapped: dict[int, int] = {}
+    devices, file = session.scheduler.topology.devices, session.model.file
+    spec, shared = session.spec, session.sharing
+    for name, home in session.homes.devices.items():
+        source = name if shared is None else part_of(name)[0]
+        weight = spec.weights.get(source)
+        if weight is None or not devices[home].imports_host_memory:
+            continue
+        stored = file.tensors[source_name(spec, source)]
+        is_stored = weight.dtype is stored.dtype and not stored.pieces
+        if is_stored and (shared is None or shared.is_mapped(name)):
+            nbytes = weight.nbytes if shared is None else shared.nbytes(name)
+            mapped[home] = mapped.get(home, 0) + nbytes
+    return mapped
+
+
+def _advice(session: Session, all_logits: bool) -> str:
+    """Return options with which the model would fit."""
+    options = session.options
+    found: tuple[int, str] | None = None
+    closest = ""
+    for words, spec in _specs(session):
+        try:
+            fit = _fit(session, spec, all_logits)
+        except GgschedError as error:
+            closest = f"{error.why}{words and f' with{words}'}"
+            continue
+        if found is None or fit.n_ctx > found[0]:
+            found = (fit.n_ctx, f"--fit -c {fit.n_ctx}{words}")
+            if fit.n_ctx == options.n_ctx:
+                break
+    if found is not None:
+        return f"it would fit with: {found[1]}{_instead(session)}"
+    return f"nothing fits: {closest}; take a smaller model or more devices"
+
+
+def _instead(session: Session) -> str:
+    """Return which options have to go."""
+    given, options = session.options.offload, session.options
+    said = {
+        "-ngl": given.n_gpu_layers is not None,
+        "--n-cpu-moe": given.n_cpu_moe > 0,
+        "-ts": given.tensor_split is not None,
+        "--placement": not options.is_by_layers,
+    }
+    words = [name for name, is_said in said.items() if is_said]
+    return f" instead of {', '.join(words)}" if words else ""
+
+
+def _specs(session: Session) -> Iterator[tuple[str, ModelSpec]]:
+    """Yield the model as it is to be loaded, then with the file's types."""
+    yield "", session.model.spec
+    packed = load_model(session.model.file.path, weights="packed").spec
+    if packed.weights != session.model.spec.weights:
+        yield " --weights packed", packed
+
+
+def _fit(session: Session, spec: ModelSpec, all_logits: bool) -> Fit:
+    """Return what ``--fit`` would choose.
+
+    Raises:
+        OutOfDeviceMemory: nothing fits.
+    """
+    options = session.options
+    contexts = [options.n_ctx]
+    while contexts[-1] // 2 >= _SMALLEST_CONTEXT:
+        contexts.append(contexts[-1] // 2)
+    offload = replace(
+        options.offload, n_gpu_layers=None, n_cpu_moe=0, tensor_split=None, stage_layers=None
+    )
+    request = FitRequest(tuple(contexts), all_logits=all_logits)
+    wanted = replace(options, fit=request, offload=offload, placement="ggml")
+    return fit_options(spec, session.scheduler, session.rates, wanted)[1]

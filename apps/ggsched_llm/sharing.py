@@ -1,0 +1,181 @@
+"""A model that devices share layer by layer: what a session does differently for it."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from ggsched.errors import UsageError
+from ggsched.ir.graph import Graph
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.shard.layout import Split, part_nbytes, part_shape
+from ggsched.passes.shard.names import part_of
+from ggsched.passes.shard.place import ByParticipant
+from ggsched.passes.shard.rewrite import Shards, shard_graph
+from ggsched.topology.caps import DeviceFacts, reads_peer
+from ggsched.topology.cost import machine_of
+from ggsched.topology.model import Topology
+from ggsched_llm.load import Model, weight_array
+from ggsched_llm.offload import Homes, copied_output, source_name
+from ggsched_llm.part_arrays import part_array
+from ggsched_llm.session_options import SessionOptions
+from ggsched_llm.spec import ModelSpec
+from ggsched_llm.tensor_split import (
+    Participants,
+    find_participants,
+    shard_homes,
+    split_model,
+)
+
+_LOG: Final = logging.getLogger("ggsched")
+
+LANES: Final = 2
+"""With more, each of which needs memory of its own, products wait for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How devices share the layers of a model.
+
+    Attributes:
+        spec: The model, with an output matrix of its own.
+        who: The devices.
+        shards: Weights and caches.
+    """
+
+    spec: ModelSpec
+    who: Participants
+    shards: Shards
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, devices: Sequence[DeviceFacts], options: SessionOptions
+    ) -> "Sharing":
+        """Return how the devices share a model.
+
+        Raises:
+            UsageError: shares that do not fit the devices, or a model that cannot be divided.
+        """
+        spec = copied_output(spec) if spec.is_tied else spec
+        who = find_participants(devices, options.offload.tensor_split, options.group_size)
+        _warn_of_crossings(who, devices)
+        shards = replace(split_model(spec, who), peers=_peers(who, devices))
+        return cls(spec, who, shards)
+
+    def graph(self, graph: Graph) -> Graph:
+        """Return the graph of a micro-batch in parts."""
+        return shard_graph(graph, self.shards).graph
+
+    @property
+    def lanes(self) -> int:
+        """Micro-batches that devices work on at once where those of a batch run together.
+
+        With stages each has one. Where all devices share all layers, sums of one micro-batch, which
+        move bytes between devices, run beside products of the next.
+        """
+        return LANES if len(self.who.groups) == 1 else 1
+
+    @property
+    def homes(self) -> Homes:
+        """Where parts of weights and caches live, by their new names."""
+        return shard_homes(self.spec, self.shards, self.who)
+
+    def array(self, model: Model, name: str) -> NDArray[Any]:
+        """Return the bytes of a part of a weight, as ``weight_array`` does of whole ones.
+
+        Raises:
+            ModelError: the model has no such weight.
+        """
+        source, part = part_of(name)
+        whole = weight_array(model, source_name(self.spec, source))
+        layout = self.shards.layout(source)
+        if part is None or not isinstance(layout, Split):
+            return whole
+        return part_array(whole, self.spec.weights[source].dtype, layout, part)
+
+    def is_mapped(self, name: str) -> bool:
+        """Whether the bytes of a part stand together in the file."""
+        layout = self.shards.layout(part_of(name)[0])
+        return not isinstance(layout, Split) or (layout.axis == 0 and len(layout.segments) == 1)
+
+    def nbytes(self, name: str) -> int:
+        """Return the bytes of a part of a weight."""
+        source, part = part_of(name)
+        weight, layout = self.spec.weights[source], self.shards.layout(source)
+        if part is None or not isinstance(layout, Split):
+            return weight.nbytes
+        return part_nbytes(part_shape(weight.shape, layout, part), weight.dtype)
+
+
+def _peers(who: Participants, devices: Sequence[DeviceFacts]) -> frozenset[int]:
+    """Return the participants that read each other's results, if all that share layers do."""
+    own = [devices[who.devices[p]] for group in who.groups for p in group]
+    if not all(reads_peer(a, b) for a, b in combinations(own, 2)):
+        return frozenset()
+    return frozenset(p for group in who.groups for p in group)
+
+
+def placement_of(options: SessionOptions) -> ByParticipant:
+    """Return what places the nodes of a model that devices share."""
+    shares, size = options.offload.tensor_split, options.group_size
+
+    def devices(topology: Topology) -> tuple[int, ...]:
+        return find_participants(topology.devices, shares, size).devices
+
+    return ByParticipant(f"shares={shares}, groups of {size}", devices)
+
+
+def check_sharing(options: SessionOptions) -> None:
+    """Refuse what says where layers live beside ``-sm tensor``.
+
+    Raises:
+        UsageError: such an option is given.
+    """
+    given = options.offload
+    said = [
+        name
+        for name, is_said in (
+            ("-ngl", given.n_gpu_layers is not None or given.stage_layers is not None),
+            ("--n-cpu-moe", given.n_cpu_moe > 0),
+            ("-ot", bool(given.overrides)),
+            ("--split-by", given.split_by is not None),
+            ("--placement", not options.is_by_layers),
+            ("--fit", options.fit is not None),
+        )
+        if is_said
+    ]
+    if said:
+        raise UsageError(
+            f"{', '.join(said)} with -sm tensor",
+            why="every layer lives on all devices, in shares",
+            hint="leave it out; -ts A,B,... gives the shares",
+        )
+
+
+def sharing_options(options: SessionOptions, shared: Sharing) -> SessionOptions:
+    """Return the options for devices that share layers.
+
+    Nothing is offloaded: each device computes with what it has. Where all devices share all layers
+    and results of others are copied, micro-batches run one by one unless the caller says otherwise.
+    """
+    offload = replace(options.offload, experts=ExpertPolicy())
+    may_join = len(shared.who.groups) > 1 or bool(shared.shards.peers)
+    is_chosen = may_join or options.pipelining == "on"
+    pipelining = options.pipelining if is_chosen else "off"
+    return replace(options, offload=offload, pipelining=pipelining)
+
+
+def _warn_of_crossings(who: Participants, devices: Sequence[DeviceFacts]) -> None:
+    """Warn where devices of several machines share layers: each waits for messages twice."""
+    for group in who.groups:
+        shared = [devices[who.devices[i]] for i in group]
+        if len({machine_of(facts) for facts in shared}) > 1:
+            names = ", ".join(facts.name for facts in shared)
+            _LOG.warning(
+                "devices of several machines share layers, and exchange sums in each of them: %s "
+                "(name the devices of a machine together, and as many of each as --tensor-group)",
+                names,
+            )

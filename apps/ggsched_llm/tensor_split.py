@@ -1,0 +1,260 @@
+"""How a model's weights and caches are shared among devices that compute each layer together.
+
+Attention is divided by heads of keys and values: each device has the rows of Q, K and V of its
+heads, their part of the cache, and the columns of the output matrix that multiply them. The network
+is divided by its inner width: rows of ``up`` and ``gate``, columns of ``down``; experts likewise,
+each of them on all devices. So both end in one sum over the devices. The output matrix is divided
+by rows; norms, routers and biases behind a sum are whole on every device, the token embedding on
+one.
+
+Shares are kept as nearly as blocks of quantised types and whole heads allow. A device whose share
+of the heads comes to none takes part in the network alone.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd, lcm
+from typing import Final
+
+from ggsched.errors import UsageError
+from ggsched.passes.experts.policy import ExpertPolicy
+from ggsched.passes.shard.layout import Layout, Split, Whole, even_parts
+from ggsched.passes.shard.rewrite import Shards
+from ggsched.topology.caps import DeviceFacts
+from ggsched_llm.offload import EMBEDDING, OUTPUT, Homes
+from ggsched_llm.spec import ModelSpec
+from ggsched_llm.token_inputs import NEXT_TOKEN
+
+_DOWN: Final = re.compile(r"^(blk\.(\d+)\.ffn_)down(.*)\.weight$")
+_WIDTH: Final = 64
+"""Products are fast where parts of the inner width are multiples of this, if they can be."""
+
+_FEWEST: Final = 4
+"""Pieces for each device that are to be left, so that shares can be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Participants:
+    """The devices that share layers.
+
+    Attributes:
+        devices: Index of each in the topology.
+        shares: Of each, above 0.
+        groups: Numbers of participants that share the same layers, in the order of the layers.
+        host: The participant that has the embedding; a device of its own behind the others, where
+            a CPU is left over.
+    """
+
+    devices: tuple[int, ...]
+    shares: tuple[float, ...]
+    groups: tuple[tuple[int, ...], ...]
+    host: int
+
+
+def find_participants(
+    devices: Sequence[DeviceFacts], split: Sequence[float] | None, group_size: int | None = None
+) -> Participants:
+    """Return which devices share layers: the accelerators, or all where there are not two of them.
+
+    Args:
+        devices: Of the topology.
+        split: Shares (``-ts``); equal ones if not given. A device with a share of 0 is left out.
+        group_size: Devices that share a layer; all of them if not given.
+
+    Raises:
+        UsageError: shares that do not fit the devices, fewer than two devices, or a number of
+            devices that groups do not divide.
+    """
+    candidates = [i for i, d in enumerate(devices) if d.kind != "cpu"]
+    if len(candidates) < 2:
+        candidates = list(range(len(devices)))
+    shares = list(split) if split is not None else [1.0] * len(candidates)
+    names = ", ".join(devices[c].name for c in candidates)
+    if len(shares) > len(candidates) or not all(math.isfinite(s) and s >= 0 for s in shares):
+        raise UsageError(
+            f"-ts {','.join(f'{s:g}' for s in shares)} with -sm tensor",
+            why=f"one share of 0 or more for each device; there are: {names}",
+        )
+    used = [(c, s) for c, s in zip(candidates, shares, strict=False) if s > 0]
+    if len(used) < 2:
+        raise UsageError(
+            f"-sm tensor over {len(used)} device{'s' * (len(used) != 1)}",
+            why="layers are shared by two devices or more",
+            hint=f"devices in use: {', '.join(d.name for d in devices)}; add some with --devices",
+        )
+    size = len(used) if group_size is None else group_size
+    if size < 2 or len(used) % size:
+        raise UsageError(
+            f"groups of {size} for {len(used)} devices", why="they must divide them, and have two"
+        )
+    groups = tuple(tuple(range(i, i + size)) for i in range(0, len(used), size))
+    beside = [i for i, d in enumerate(devices) if d.kind == "cpu" and i not in candidates]
+    host = len(used) if beside else 0
+    found = (*(c for c, _ in used), *beside[-1:])
+    return Participants(found, tuple(s for _, s in used), groups, host)
+
+
+def split_model(spec: ModelSpec, who: Participants) -> Shards:
+    """Return how weights and caches are shared. The model must have an output matrix of its own.
+
+    Raises:
+        UsageError: nothing of the model can be divided.
+    """
+    hp = spec.hparams
+    layouts: dict[str, Layout] = dict.fromkeys((EMBEDDING, NEXT_TOKEN), Whole((who.host,)))
+    for layer in range(hp.n_layer):
+        group = who.groups[layer * len(who.groups) // hp.n_layer]
+        own = _Group(spec, who, group)
+        for name in (*_names(spec, layer), *hp.states_of(layer)):
+            layouts[name] = Whole(group)
+        layouts.update(own.attention(layer))
+        layouts.update(own.networks(layer))
+    last = _Group(spec, who, who.groups[-1])
+    layouts["output_norm.weight"] = Whole(who.groups[-1])
+    layouts[OUTPUT] = last.split(0, (hp.n_vocab, 1.0, 1))
+    if not any(isinstance(layout, Split) for layout in layouts.values()):
+        raise UsageError(
+            "nothing of this model can be shared",
+            where="-sm tensor",
+            why="it has one head of keys, and a network of one block of its weights' type",
+        )
+    return Shards(len(who.devices), layouts, who.groups)
+
+
+def shard_homes(spec: ModelSpec, shards: Shards, who: Participants) -> Homes:
+    """Return the device and the reason of each part of a weight or cache, by its new name."""
+    devices: dict[str, int] = {}
+    reasons: dict[str, str] = {}
+    for source in (*spec.weights, *spec.hparams.state_names):
+        layout = shards.layout(source)
+        for name, p in shards.members(source):
+            devices[name] = who.devices[p]
+            reasons[name] = _reason(layout, p)
+    return Homes(devices, reasons, (), ExpertPolicy())
+
+
+def _reason(layout: Layout, part: int) -> str:
+    if isinstance(layout, Split):
+        at = " and ".join(f"{first}:{stop}" for first, stop in layout.spans(part))
+        return f"{at} of axis {layout.axis} (-sm tensor)"
+    return (
+        "whole on one device (-sm tensor)" if len(layout.on or ()) == 1 else "a copy (-sm tensor)"
+    )
+
+
+def _names(spec: ModelSpec, layer: int) -> Iterator[str]:
+    return (name for name in spec.weights if name.startswith(f"blk.{layer}."))
+
+
+class _Group:
+    """The participants that share a layer."""
+
+    def __init__(self, spec: ModelSpec, who: Participants, group: tuple[int, ...]) -> None:
+        self._spec, self._hp, self._group = spec, spec.hparams, group
+        self._count = len(who.devices)
+        self._shares = [who.shares[p] if p in group else 0.0 for p in range(len(who.shares))]
+        self._shares += [0.0] * (self._count - len(self._shares))
+
+    def split(self, axis: int, *segments: tuple[int, float, int]) -> Layout:
+        """Return an axis divided by the shares.
+
+        Args:
+            axis: Of the weight.
+            segments: Length, how many elements of the axis one of it stands for, smallest piece.
+        """
+        found = []
+        for length, times, unit in segments:
+            parts = even_parts(length, self._shares, unit)
+            found.append(tuple(int(n * times) for n in parts))
+        return self._made(Split(axis, tuple(found)))
+
+    def attention(self, layer: int) -> dict[str, Layout]:
+        """Return the weights and caches of attention that are split."""
+        hp, blk = self._hp, f"blk.{layer}"
+        out = f"{blk}.attn_output.weight"
+        if hp.is_recurrent(layer):
+            return {}  # each device computes with the whole state
+        if hp.latent is not None:
+            return self._latent(blk, out)
+        per_group = hp.n_head // hp.n_head_kv
+        unit = self._heads(out, per_group * hp.head_dim, hp.n_head_kv)
+        heads = even_parts(hp.n_head_kv, self._shares, unit)
+
+        def parts(width: int) -> tuple[int, ...]:
+            return tuple(n * width for n in heads)
+
+        q, kv = parts(per_group * hp.head_dim), parts(hp.head_dim)
+        asked = tuple(2 * n for n in q) if hp.gates_attention else q
+        found: dict[str, Layout] = {}
+        for name, axis, segments in (
+            ("attn_q.weight", 0, (asked,)),
+            ("attn_q.bias", 0, (q,)),
+            ("attn_k.weight", 0, (kv,)),
+            ("attn_k.bias", 0, (kv,)),
+            ("attn_v.weight", 0, (kv,)),
+            ("attn_v.bias", 0, (kv,)),
+            ("attn_qkv.weight", 0, (q, kv, kv)),
+            ("attn_qkv.bias", 0, (q, kv, kv)),
+            ("attn_sinks.weight", 0, (parts(per_group),)),
+            ("attn_output.weight", 1, (q,)),
+        ):
+            if f"{blk}.{name}" in self._spec.weights:
+                found[f"{blk}.{name}"] = self._made(Split(axis, segments))
+        for kind in ("k", "v"):
+            found[f"{blk}.{kind}_cache"] = self._made(Split(1, (kv,)))
+        return found
+
+    def networks(self, layer: int) -> Iterator[tuple[str, Layout]]:
+        """Yield the weights of the networks of a block, experts among them, that are split."""
+        weights = self._spec.weights
+        for name in _names(self._spec, layer):
+            match = _DOWN.match(name)
+            if match is None:
+                continue
+            down = weights[name]
+            axis, width = len(down.shape) - 1, down.shape[-1]
+            parts = even_parts(width, self._shares, self._piece(width, down.dtype.block))
+            yield name, self._made(Split(axis, (parts,)))
+            for part in ("up", "gate"):
+                for kind in ("weight", "bias"):
+                    other = f"{match[1]}{part}{match[3]}.{kind}"
+                    if other in weights:
+                        own = weights[other].shape[axis - 1]
+                        segments = (parts,) * (own // width)
+                        yield other, self._made(Split(axis - 1, segments))
+
+    def _latent(self, blk: str, out: str) -> dict[str, Layout]:
+        """Return the split of attention with one latent row for all heads, which is whole."""
+        hp, weights = self._hp, self._spec.weights
+        width = weights[out].shape[1] // hp.n_head
+        unit = self._heads(out, width, hp.n_head)
+        heads = even_parts(hp.n_head, self._shares, unit)
+        found: dict[str, Layout] = {}
+        for name, axis in (
+            ("attn_q", 0), ("attn_q_b", 0), ("attn_k_b", 0), ("attn_v_b", 0), ("attn_output", 1)
+        ):  # fmt: skip
+            whole = weights.get(f"{blk}.{name}.weight")
+            if whole is not None:
+                each = whole.shape[axis] // hp.n_head
+                parts = tuple(n * each for n in heads)
+                found[f"{blk}.{name}.weight"] = self._made(Split(axis, (parts,)))
+        return found
+
+    def _heads(self, out: str, width: int, n_heads: int) -> int:
+        """Return how many heads stay together, so that no block of the output matrix is cut."""
+        block = self._spec.weights[out].dtype.block
+        return min(n_heads, lcm(width, block) // width)
+
+    def _piece(self, width: int, block: int) -> int:
+        """Return the smallest piece of an inner width."""
+        devices = sum(share > 0 for share in self._shares)
+        piece = lcm(block, gcd(width, _WIDTH))
+        while piece % 2 == 0 and piece // 2 % block == 0 and width // piece < _FEWEST * devices:
+            piece //= 2
+        return piece
+
+    def _made(self, split: Split) -> Layout:
+        """Return the split; what one device has alone is whole."""
+        return Whole(split.on) if len(split.on) == 1 else split

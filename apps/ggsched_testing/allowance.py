@@ -1,0 +1,90 @@
+"""How far results may be off where products are rounded (LCH-3)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.backend.precision import ROUNDING_TO_8_BITS, rounding_of
+from ggsched.ir.graph import Graph
+from ggsched_testing.generators.values import ATOL, RTOL
+from ggsched_testing.oracle.interpreter import PRODUCTS, Rounding, run_oracle
+
+Array = npt.NDArray[Any]
+
+TRIALS: Final = 4
+MARGIN: Final = 2.0
+"""Of what trials show, for results that other ops compute from rounded products."""
+
+
+def rounding_allowances(
+    graph: Graph,
+    values: Mapping[str, Array],
+    expected: Mapping[int, Array],
+    states: Mapping[str, Array] | None = None,
+    *,
+    to_8_bits: bool = False,
+) -> dict[int, Array]:
+    """Return by how much each element of each output may be off because products are rounded.
+
+    For an output that is such a product of what is given: the entry of ``ROUNDING`` times
+    ``sum |w| |x|``; for attention, what its result moves by if logits and results are that much
+    off. Behind other ops: what the results move by when each element of one product is that much
+    off, with random signs, at most of a few trials and with a margin, added up over the products.
+    (Were all products off at once, their errors might cancel in every trial.)
+
+    Args:
+        graph: The graph.
+        values: Its inputs and weights.
+        expected: Its outputs as the oracle computes them, by tensor.
+        states: Content of states before the run; those that are missing hold zeros.
+        to_8_bits: Whether the device declares ``rounds_to_8_bits``.
+    """
+    rounded = [n for n in graph.nodes if _entry(graph, n, to_8_bits=to_8_bits) > 0]
+    moved = {tid: np.zeros(array.shape) for tid, array in expected.items()}
+    if not rounded:
+        return moved
+    rng = np.random.default_rng(0)
+    for node in rounded:
+        by = _moves(graph, values, expected, states, Rounding(node.id, rng), to_8_bits=to_8_bits)
+        moved = {tid: moved[tid] + array for tid, array in by.items()}
+    direct = {n.output for n in rounded} if len(graph.nodes) == len(rounded) == 1 else set()
+    return {tid: by * (1.0 if tid in direct else MARGIN) for tid, by in moved.items()}
+
+
+def _moves(
+    graph: Graph,
+    values: Mapping[str, Array],
+    expected: Mapping[int, Array],
+    states: Mapping[str, Array] | None,
+    rounding: Rounding,
+    *,
+    to_8_bits: bool,
+) -> dict[int, Array]:
+    """Return by how much outputs move, at most of a few trials, when one product is rounded."""
+    moves = {tid: np.zeros(array.shape) for tid, array in expected.items()}
+    for _ in range(TRIALS):
+        before = {name: array.copy() for name, array in (states or {}).items()}
+        found = run_oracle(graph, values, states=before, rounding=rounding, to_8_bits=to_8_bits)
+        for tid, array in found.items():
+            with np.errstate(all="ignore"):
+                by = np.abs(array.astype(np.float64) - expected[tid])
+            moves[tid] = np.maximum(moves[tid], np.nan_to_num(by, nan=0.0, posinf=0.0))
+    return moves
+
+
+def is_within(seen: Array, wanted: Array, allowance: Array | float = 0.0) -> bool:
+    """Whether results agree within ``ATOL``, ``RTOL`` of the value, and an allowance."""
+    seen, wanted = seen.astype(np.float64), wanted.astype(np.float64)
+    close = np.isclose(seen, wanted, RTOL, ATOL, equal_nan=True)
+    with np.errstate(all="ignore"):
+        near = np.abs(seen - wanted) <= ATOL + RTOL * np.abs(wanted) + allowance
+    return bool((close | near).all())
+
+
+def _entry(graph: Graph, node: Any, *, to_8_bits: bool) -> float:
+    if node.op not in PRODUCTS:
+        return 0.0
+    dtype = graph.tensors[node.inputs[0]].dtype
+    return ROUNDING_TO_8_BITS if to_8_bits and dtype.is_quantized else rounding_of(dtype.name)

@@ -1,0 +1,67 @@
+"""Making a command that is accepted and fails later (ERR-2, EVT-6)."""
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ggsched.backend.program import BoundNode, Operand
+from ggsched.backend.protocols import Buffer, Stream
+from ggsched.errors import DeviceFault
+from ggsched.ir.dtype import F32, I32
+from ggsched_testing.conformance.latch import HostEvent, can_wait_for_host_events
+
+if TYPE_CHECKING:
+    from ggsched_testing.conformance.context import TestContext
+
+LABEL: Final = "n7 get_rows 'bad'"
+_FAR: Final = 1000
+
+
+def can_fail(w: "TestContext") -> bool:
+    """Whether there is a way."""
+    facts = w.device.facts
+    by_rows = "get_rows:f32" in facts.ops
+    return w.harness.fault is not None or by_rows or can_wait_for_host_events(w.device)
+
+
+def make_fail(w: "TestContext", stream: Stream) -> str:
+    """Enqueue a command that fails later; return a text that its error has to contain.
+
+    Where enqueueing takes as long as the work, the call itself may raise the fault.
+    """
+    if w.harness.fault is not None:
+        w.log(f"{w.name(stream)}: a command that fails")
+        return w.harness.fault(stream)
+    if "get_rows:f32" in w.device.facts.ops:
+        return bad_rows(w, stream)
+    event = HostEvent()
+    with suppress(DeviceFault):
+        w.wait(stream, event)
+    w.log("the event of another backend fails")
+    event.release(DeviceFault("made to fail", where="elsewhere"))
+    return "wait"
+
+
+def bad_rows(w: "TestContext", stream: Stream) -> str:
+    """Launch a lookup of a row that is not there; an id out of range is a fault (LCH-3)."""
+    table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
+    w.upload(stream, np.array([_FAR], np.int32).view(np.uint8), ids)
+    w.upload(stream, np.zeros(16, np.float32), table)
+    w.order(stream)
+    program = w.compile([lookup(table, ids, out)], stream)
+    with suppress(DeviceFault):  # legal where the work is done before the call returns
+        w.launch(stream, program)
+    return LABEL
+
+
+def lookup(table: Buffer, ids: Buffer, out: Buffer) -> BoundNode:
+    """Return a node that takes one row of a table of four rows of four numbers."""
+    return BoundNode(
+        7,
+        "get_rows",
+        (Operand(table, 0, 64, F32, (4, 4), (16, 4)), Operand(ids, 0, 4, I32, (1,), (4,))),
+        Operand(out, 0, 16, F32, (1, 4), (16, 4)),
+        {},
+        LABEL,
+    )

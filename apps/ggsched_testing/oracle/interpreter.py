@@ -1,0 +1,288 @@
+"""The meaning of a graph: its nodes run one after another on plain bytes.
+
+Every storage is one byte array, so views and writes through views alias for real. Tensors hold
+what they would hold on a device (f32 rounded to f32 on each store); within one op the arithmetic
+is float64. Temporaries start as poison (0xFF, NaN in each float type), so reading a byte that no
+node has written shows in the result.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ggsched.backend.precision import BLOCK, ROUNDING_TO_8_BITS, rounding_of
+from ggsched.errors import UsageError
+from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F16, F32, I32, Q8_0, DType
+from ggsched.ir.graph import Graph, Node
+from ggsched.ir.ops import op_by_name
+from ggsched.ir.tensor import Role, Tensor
+from ggsched_testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape, quantize
+from ggsched_testing.oracle.ops import attention_rounding, check_ids, reference_of
+
+Array = npt.NDArray[Any]
+Storages = dict[int, npt.NDArray[np.uint8]]
+
+POISON = 0xFF
+
+PRODUCTS: Final = frozenset({"mul_mat", "mul_mat_id", "attention"})
+"""Ops whose operands a device may round (LCH-3)."""
+
+
+class Rounding(NamedTuple):
+    """A product whose elements are off by as much as LCH-3 allows.
+
+    Attributes:
+        node: The product's id.
+        signs: Draws in which direction each element is off.
+    """
+
+    node: int
+    signs: np.random.Generator
+
+
+def run_oracle(
+    graph: Graph,
+    values: Mapping[str, Array],
+    *,
+    states: dict[str, Array] | None = None,
+    compute: type[np.floating[Any]] = np.float64,
+    rounding: Rounding | None = None,
+    to_8_bits: bool = False,
+) -> dict[int, Array]:
+    """Run a graph node by node.
+
+    Args:
+        graph: A verified graph.
+        values: Array of each input and weight, by name: float32, float16 or int32 of the
+            tensor's shape; bf16 as uint16 bits; quantised as uint8 (..., row_nbytes). The packed
+            bytes as uint8 are accepted for every type. Not changed, even if the graph writes
+            through an input.
+        states: Content of each state by name, in the same form; those that are missing are
+            created as zeros. Changed in place after the last node.
+        compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
+        rounding: If given, elements of one product are off by as much as LCH-3 lets a device
+            round them.
+        to_8_bits: Whether that is a device that rounds activations to 8 bits.
+
+    Returns:
+        Output tensor id -> a fresh array of the tensor's shape: float32, float16 or int32;
+        float32 also for bf16 and quantised outputs.
+
+    Raises:
+        UsageError: a value is missing or of another type or size; an id operand is out of range
+            or ``set_rows`` was given one row twice. ``states`` is then unchanged.
+    """
+    values = {**constants_of(graph), **values}
+    states = {} if states is None else states
+    storages: Storages = {}
+    for t in graph.tensors:
+        if not t.is_view:
+            storages[t.id] = _initial(t, values, states)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            try:
+                _run_node(graph, node, storages, compute, rounding, to_8_bits=to_8_bits)
+            except UsageError as error:
+                error.add_note(f"in {graph.label(node)}")
+                raise
+        outputs = {tid: _output(graph.tensors[tid], storages) for tid in graph.outputs}
+    for t in graph.roots(Role.STATE):
+        final = storages[t.id].view(HOST_DTYPE[t.dtype.name]).reshape(host_shape(t.dtype, t.shape))
+        if t.name in states:
+            states[t.name].reshape(-1).view(np.uint8)[:] = storages[t.id]
+        else:
+            states[t.name] = final
+    return outputs
+
+
+def constants_of(graph: Graph) -> dict[str, Array]:
+    """Return the packed bytes of the weights that a graph brings along, by name."""
+    return {name: np.frombuffer(data, np.uint8) for name, data in graph.constants.items()}
+
+
+def _initial(
+    t: Tensor, values: Mapping[str, Array], states: Mapping[str, Array]
+) -> npt.NDArray[np.uint8]:
+    if t.role is Role.TEMP:
+        return np.full(t.nbytes, POISON, np.uint8)
+    if t.role is Role.STATE:
+        if t.name not in states:
+            return np.zeros(t.nbytes, np.uint8)
+        if not states[t.name].flags.c_contiguous:
+            raise UsageError("the array of a state must be C-contiguous", where=t.name)
+        return _packed(t, states[t.name])
+    if t.name not in values:
+        raise UsageError(f"no value for the {t.role.value} {t.name!r}", hint="pass it in values")
+    return _packed(t, values[t.name])
+
+
+def _packed(t: Tensor, value: Array) -> npt.NDArray[np.uint8]:
+    """Return a copy of the bytes of a value, having checked type and size."""
+    raw = value.dtype == np.uint8 and value.size == t.nbytes
+    typed = value.dtype == HOST_DTYPE[t.dtype.name] and value.shape == host_shape(t.dtype, t.shape)
+    if not (raw or typed):
+        raise UsageError(
+            f"{value.dtype}{list(value.shape)} for {t.dtype}{list(t.shape)}",
+            where=t.name,
+            hint=f"pass {HOST_DTYPE[t.dtype.name]}{list(host_shape(t.dtype, t.shape))}",
+        )
+    return np.frombuffer(value.tobytes(), np.uint8).copy()
+
+
+def _run_node(
+    graph: Graph,
+    node: Node,
+    storages: Storages,
+    compute: type[np.floating[Any]],
+    rounding: Rounding | None,
+    *,
+    to_8_bits: bool,
+) -> None:
+    operands = [graph.tensors[tid] for tid in node.inputs]
+    result = graph.tensors[node.output]
+    if node.op == "set_rows":
+        source, ids = (_load(t, storages) for t in operands[1:])
+        set_rows(_window(result, storages), source, ids, result.dtype)
+        return
+    op = op_by_name(node.op)
+    read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
+    loaded = [_load(t, storages) for t in read]
+    loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
+    loaded = as_library_has_them(node.op, loaded, [t.dtype for t in read])
+    params = op.full(node.params)
+    reference = reference_of(op)
+    value = reference(loaded, params)
+    if op.user is not None and value.shape != result.shape:
+        raise UsageError(
+            f"its reference returned shape {value.shape}, its shape rule {result.shape}",
+            where=f"op {op.name!r}",
+        )
+    entry = rounding_of(operands[0].dtype.name) if node.op in PRODUCTS else 0.0
+    if node.op in ("mul_mat", "mul_mat_id") and to_8_bits and operands[0].dtype.is_quantized:
+        entry = ROUNDING_TO_8_BITS
+        loaded[1] = _largest_of_blocks(loaded[1])
+    if rounding is not None and rounding.node == node.id and entry:
+        if node.op == "attention":
+            sizes = attention_rounding(loaded, params)
+        else:
+            sizes = reference([abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
+        value = value + entry * sizes * rounding.signs.choice([-1.0, 1.0], sizes.shape)
+    _store(result, value, storages)
+
+
+def _largest_of_blocks(x: Array) -> Array:
+    """Return activations with each element as large as the largest of its block."""
+    top = abs(x).reshape(*x.shape[:-1], -1, BLOCK).max(-1, keepdims=True, initial=0.0)
+    return np.repeat(top, BLOCK, -1).reshape(x.shape)
+
+
+def set_rows(place: Array, source: Array, ids: Array, dtype: DType) -> None:
+    """Write rows to where ids say: what ``set_rows`` does.
+
+    Args:
+        place: The storage, as ``decoded`` takes it.
+        source: float64 rows.
+        ids: int64, one for each row.
+        dtype: Element type of ``place``.
+
+    Raises:
+        UsageError: an id is out of range or occurs twice.
+    """
+    check_ids(ids, place.shape[0])
+    if len(set(ids.tolist())) != ids.size:
+        raise UsageError("set_rows was given one row twice", why=f"ids {ids.tolist()}")
+    place[ids] = encode(source, dtype)
+
+
+def _window(t: Tensor, storages: Storages) -> Array:
+    """Return the bytes of a tensor as a numpy view that writes through; blocks as rows of bytes."""
+    strides = (*t.strides[:-1], 1) if t.dtype.is_quantized else t.strides
+    return np.ndarray(
+        host_shape(t.dtype, t.shape),
+        HOST_DTYPE[t.dtype.name],
+        storages[t.storage].data,
+        t.offset,
+        strides,
+    )
+
+
+def _load(t: Tensor, storages: Storages) -> Array:
+    """Return the content of a tensor as a fresh array of its shape, of type ``wide``."""
+    if t.size == 0:
+        return np.zeros(t.shape, wide(t.dtype))
+    return decoded(_window(t, storages), t.dtype)
+
+
+def decoded(stored: Array, dtype: DType) -> Array:
+    """Return stored elements as a fresh C-contiguous array of type ``wide``.
+
+    Args:
+        stored: Elements as ``HOST_DTYPE`` has them; blocks as rows of bytes. Any strides.
+        dtype: Element type.
+    """
+    shape = stored.shape
+    if dtype.is_quantized:
+        shape = (*shape[:-1], shape[-1] // dtype.block_nbytes * dtype.block)
+    if 0 in shape or not (dtype.is_quantized or dtype is BF16):
+        return stored.astype(wide(dtype), order="C").reshape(shape)
+    raw = np.frombuffer(stored.tobytes(), np.uint8).reshape(-1, dtype.block_nbytes)
+    return decode_blocks(raw, dtype).reshape(shape)
+
+
+def wide(dtype: DType) -> np.dtype[Any]:
+    """Return the type that the oracle computes in: float64, int64 for i32, others as they are."""
+    if dtype.kind == "float":
+        return np.dtype(np.float64)
+    return np.dtype(np.int64) if dtype is I32 else HOST_DTYPE[dtype.name]
+
+
+def as_library_has_them(op: str, loaded: Sequence[Array], dtypes: Sequence[DType]) -> list[Array]:
+    """Return i32 operands of ops of a library in 32 bits, in which these compute and wrap."""
+    is_narrow = [dtype is I32 and "." in op for dtype in dtypes]
+    return [a.astype(np.int32) if n else a for a, n in zip(loaded, is_narrow, strict=True)]
+
+
+def _store(t: Tensor, value: Array, storages: Storages) -> None:
+    if value.shape != t.shape:
+        raise AssertionError(f"the oracle computed {value.shape} for {t.shape}")
+    if t.size:
+        _window(t, storages)[...] = encode(value, t.dtype)
+
+
+def encode(value: Array, dtype: DType) -> Array:
+    """Round to the type of a storage: floats to f32 first, as a device's arithmetic would.
+
+    Blocks of q8_0 are those of GGUF files, but for two kinds: one that holds a number that is not
+    finite is NaN throughout, and one whose scale f16 rounds to zero holds zeros.
+    """
+    if dtype.kind != "float" or dtype.name == "f64":
+        return value.astype(HOST_DTYPE[dtype.name])
+    single = value.astype(np.float32)
+    if dtype is F32:
+        return single
+    if dtype is F16:
+        return single.astype(np.float16)
+    if dtype is Q8_0:
+        return _blocks_of(single)
+    assert dtype is BF16  # other quantised tensors are never written
+    bits = single.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+    return np.where(np.isnan(single), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _blocks_of(values: Array) -> Array:
+    """Return rows of f32 as rows of q8_0."""
+    rows = quantize(values, Q8_0).reshape(*values.shape[:-1], -1, Q8_0.block_nbytes)
+    parts = values.reshape(*values.shape[:-1], -1, Q8_0.block)
+    rows[..., 2:][rows[..., :2].copy().view("<f2")[..., 0] == 0] = 0
+    rows[~np.isfinite(parts).all(-1)] = (0, 0x7E, *(0,) * Q8_0.block)
+    return rows.reshape(*values.shape[:-1], -1)
+
+
+def _output(t: Tensor, storages: Storages) -> Array:
+    if t.dtype in ARRAY_DTYPES and t.size:
+        return _window(t, storages).copy()
+    kind = HOST_DTYPE[t.dtype.name] if t.dtype in ARRAY_DTYPES else np.dtype(np.float32)
+    return _load(t, storages).astype(kind)

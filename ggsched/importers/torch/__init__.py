@@ -1,6 +1,0 @@
-"""Programs of PyTorch as graphs; see ``docs/how-to/run-a-pytorch-model.md``."""
-
-from ggsched.importers.torch.call import Call, converts
-from ggsched.importers.torch.model import BoundProgram, TorchModel, from_torch
-
-__all__ = ["BoundProgram", "Call", "TorchModel", "converts", "from_torch"]
