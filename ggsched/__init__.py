@@ -4,8 +4,11 @@ The public names below are loaded when they are first used, so that ``import ggs
 nothing and needs nothing but the standard library.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from ggsched.moved import MovedModules
 
 if TYPE_CHECKING:
     from ggsched.backend.probe import probe
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from ggsched_import.torch import from_torch
 
 __version__ = "0.1.0"
+
+sys.meta_path.insert(0, MovedModules())
 
 _HOME: Final = {
     "Bucketed": "ggsched.buckets",

@@ -1,14 +1,13 @@
 """Numbers with units: one function each for times, bytes and rates, and no other code."""
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ggsched
 from ggsched.units import nbytes_text, rate_text, seconds_text
+from tests.meta.repository import name_of, python_files
 
 TIMES = [
     (0.0, "0 s"),
@@ -83,11 +82,10 @@ NUMBER_WITH_UNIT = re.compile(
 
 
 def test_no_module_has_formatting_of_its_own():
-    root = Path(ggsched.__file__).parent
     own = [
-        f"{path.relative_to(root)}:{number}"
-        for path in sorted(root.rglob("*.py"))
-        if path != root / "units.py"
+        f"{name_of(path)}:{number}"
+        for path in python_files("ggsched", "apps")
+        if path.name != "units.py"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if NUMBER_WITH_UNIT.search(line)
     ]

@@ -29,7 +29,7 @@ def version() -> str:
         number = installed("ggsched")
     except PackageNotFoundError:  # run from a checkout
         number = "of a checkout"
-    number += f" (sources {fingerprint()})"
+    number += f" (sources {fingerprint('ggsched_cluster')})"
     return f"ggsched {number}, messages {PROTOCOL}, {FORMAT}, contract {contract}"
 
 

@@ -6,6 +6,8 @@ from typing import Any, Final
 import click
 
 from ggsched.cli.output_files import refuse_overwriting
+from ggsched.cli.spelling import Foreign
+from ggsched_commands.llama_cpp import llama_cpp_options
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
@@ -41,6 +43,10 @@ class GroupedCommand(click.Command):
 
     No two of the files that it writes are the same, and none is one that it reads.
     """
+
+    def foreign_options(self) -> Mapping[str, Foreign]:
+        """Return the options of llama.cpp."""
+        return llama_cpp_options()
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.

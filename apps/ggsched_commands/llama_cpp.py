@@ -6,9 +6,10 @@ anyway: they are accepted in silence.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
+
+from ggsched.cli.spelling import Foreign
 
 _MEANS: Final = {
     "-dev --device V": "--devices {devices}",
@@ -191,25 +192,6 @@ _REFUSED: Final = {
         "--save-logits, --logits-output-dir V, --tensor-filter V",
 }  # fmt: skip
 """Options that cannot mean the same; an error says what to do instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """An option of llama.cpp.
-
-    Attributes:
-        kind: ``means`` another option, is ``ignored`` with a note, or is ``refused``.
-        text: The other option with ``{}`` for the value, or the reason.
-        n_values: Values that follow it.
-        word: What counts where its value, a word, is left out; None where values are required.
-        same: Values that say what is so anyway.
-    """
-
-    kind: str
-    text: str
-    n_values: int = 0
-    word: str | None = None
-    same: tuple[str, ...] = ()
 
 
 @cache

@@ -139,8 +139,8 @@ def _draft(parent: Path) -> Iterator[Path]:
 def render(name: str) -> Iterator[tuple[str, str]]:
     """Yield the files of a plug-in: path and text."""
     tokens = {"@NAME@": name, "@PACKAGE@": package_of(name), "@DIST@": distribution_of(name)}
-    for path in _templates(files("ggsched.cli") / "template", ""):
-        text = package_text("ggsched.cli", f"template/{path}{_SUFFIX}")
+    for path in _templates(files("ggsched_commands") / "template", ""):
+        text = package_text("ggsched_commands", f"template/{path}{_SUFFIX}")
         for token, value in tokens.items():
             text = text.replace(token, value)
             path = path.replace(token, value)

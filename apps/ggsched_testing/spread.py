@@ -67,7 +67,7 @@ class Spread:
         if (path := self.journal) is not None:
             if path.is_dir():
                 path /= f"{work.split(',')[0].replace(' ', '-')}.jsonl"
-            what = f"{work}, sources {fingerprint()}"
+            what = f"{work}, sources {fingerprint('ggsched_testing')}"
             journal = Journal(path, work=what, keys=keys, type=kind)
         return in_order(
             function,

@@ -16,7 +16,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from importlib import import_module
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, NoReturn
 
 import click
@@ -25,12 +26,11 @@ from click.shell_completion import shell_complete
 from ggsched import __version__
 from ggsched.cli.console import own_results, warn_on_stderr, write_line
 from ggsched.cli.interruption import is_interruption
-from ggsched.cli.spelling import spelled
+from ggsched.cli.spelling import HasForeignOptions, spelled
 from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.printable import write_err
-from ggsched_commands.help_groups import GroupedCommand
 
 OK: Final = 0
 USAGE: Final = 2
@@ -44,40 +44,30 @@ _OURS: Final = "ggsched.cli.process_is_ours"
 _OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What writing fails with; a closed pipe apart."""
 
-COMMANDS: Final = {
-    "devices": "ggsched.cli.devices:devices",
-    "run": "ggsched_commands.run:run",
-    "bench": "ggsched_commands.bench:bench",
-    "perplexity": "ggsched_commands.perplexity:perplexity",
-    "plan": "ggsched_commands.plan:plan",
-    "calibrate": "ggsched_commands.calibrate:calibrate",
-    "check": "ggsched_commands.check:check",
-    "trace": "ggsched_commands.trace:trace",
-    "litmus": "ggsched_commands.litmus:litmus",
-    "conform": "ggsched_commands.conform:conform",
-    "new-backend": "ggsched_commands.new_backend:new_backend",
-    "demo": "ggsched_commands.demo:demo",
-    "env": "ggsched.cli.env:env",
-}
-"""Where each subcommand lives. It is imported when it is needed, so that ``--version`` is quick."""
+_GROUP: Final = "ggsched.commands"
+"""Entry points of subcommands: of this package, of the applications, and of other distributions."""
+
+
+@cache
+def _entry_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in sorted(entry_points(group=_GROUP))}
 
 
 class Commands(click.Group):
-    """A group that imports its subcommands late."""
+    """A group that imports a subcommand when it is needed, so that ``--version`` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names, in the order of the table."""
-        return list(COMMANDS)
+        """Return all names, in alphabetical order."""
+        return list(_entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a subcommand."""
-        place = COMMANDS.get(cmd_name)
-        if place is None:
+        point = _entry_points().get(cmd_name)
+        if point is None:
             return None
-        module, _, name = place.partition(":")
-        command = getattr(import_module(module), name)
+        command = point.load()
         if not isinstance(command, click.Command):
-            raise TypeError(f"{place} is no click command")
+            raise TypeError(f"{point.value} is not a click command")
         apart = copy.copy(command)  # with a callback of its own; the module's stays as it is
         apart.callback = _apart(command.callback)
         return apart
@@ -86,13 +76,15 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find a subcommand, and its options as click knows them; name what was probably meant."""
-        close = [] if args[0] in COMMANDS else get_close_matches(args[0], COMMANDS, 1)
+        known = _entry_points()
+        close = [] if args[0] in known else get_close_matches(args[0], known, 1)
         if close:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
         name, command, left = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
             own = click.Context(command, ctx, name)
-            left = spelled(command, own, left, is_model=isinstance(command, GroupedCommand))
+            foreign = command.foreign_options() if isinstance(command, HasForeignOptions) else {}
+            left = spelled(command, own, left, foreign)
         return name, command, left
 
 

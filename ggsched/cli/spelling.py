@@ -7,14 +7,14 @@ not known here would be an error of another option. So words are looked up befor
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import click
 
 from ggsched.cli.console import write_line
 from ggsched.cli.options import RenamedOption
-from ggsched_commands.llama_cpp import Foreign, llama_cpp_options
 
 _WORD: Final = re.compile("((on|off|auto|0|1|true|false|enabled|disabled)(,|$))+")
 _ATTACHED: Final = re.compile("(-[a-zA-Z])([0-9]+)")
@@ -22,8 +22,36 @@ _CPP_DEVICE: Final = re.compile("([A-Za-z]+)([0-9]+)")
 _ALIKE: Final = 0.75
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An option of another program.
+
+    Attributes:
+        kind: ``means`` another option, is ``ignored`` with a note, or is ``refused``.
+        text: The other option with ``{}`` for the value, or the reason.
+        n_values: Values that follow it.
+        word: What counts where its value, a word, is left out; None where values are required.
+        same: Values that say what is so anyway.
+    """
+
+    kind: str
+    text: str
+    n_values: int = 0
+    word: str | None = None
+    same: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class HasForeignOptions(Protocol):
+    """A command that knows options of another program."""
+
+    def foreign_options(self) -> Mapping[str, Foreign]:
+        """Return the options by each of their names."""
+        ...
+
+
 def spelled(
-    command: click.Command, ctx: click.Context, args: list[str], *, is_model: bool
+    command: click.Command, ctx: click.Context, args: list[str], foreign: Mapping[str, Foreign]
 ) -> list[str]:
     """Return arguments of a command with options as click knows them, and without clusters.
 
@@ -31,7 +59,7 @@ def spelled(
         command: The command.
         ctx: Of the command; for messages.
         args: As they stand on the command line.
-        is_model: Whether the command takes a model, and with it llama.cpp's options.
+        foreign: Options of another program that the command knows.
 
     Raises:
         UsageError: an option that there is not, or one of llama.cpp that cannot mean the same.
@@ -41,7 +69,6 @@ def spelled(
         if isinstance(option, click.Option):
             own |= dict.fromkeys((*option.opts, *option.secondary_opts), option)
             own |= {option.old: option} if isinstance(option, RenamedOption) else {}
-    foreign = llama_cpp_options() if is_model else {}
     words = _Words(ctx, own, foreign, deque(args))
     found = list(words)
     for line in dict.fromkeys(words.notes):

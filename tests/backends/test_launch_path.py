@@ -16,7 +16,7 @@ from ggsched_testing.eager import bound_nodes
 from tests.backends.fake_cuda import FakeDriver, fake_device, fake_gpu, fake_program, install
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "ggsched", ROOT / "backends"
+SOURCES = ROOT / "ggsched", ROOT / "backends", ROOT / "apps"
 TIMEOUT_S = 20.0
 MAX_MODULES = 4
 MAX_MOVES = 6

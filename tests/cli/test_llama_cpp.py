@@ -48,7 +48,8 @@ def words(capsys):
     def call(text, name="run"):
         command = COMMANDS[name]
         context = click.Context(command, click.Context(cli, info_name="ggsched"), name)
-        found = spelled(command, context, text.split(), is_model=name in MODEL_COMMANDS)
+        foreign = llama_cpp_options() if name in MODEL_COMMANDS else {}
+        found = spelled(command, context, text.split(), foreign)
         return " ".join(found), capsys.readouterr().err
 
     return call
@@ -158,7 +159,7 @@ def test_values_are_never_read_as_options(pairs):
     context = click.Context(COMMANDS["run"], click.Context(cli, info_name="ggsched"), "run")
     expected = [word for pair in pairs for word in pair]
     for given_words in (expected, [f"{name}={value}" for name, value in pairs]):
-        assert spelled(COMMANDS["run"], context, list(given_words), is_model=True) == expected
+        assert spelled(COMMANDS["run"], context, list(given_words), llama_cpp_options()) == expected
 
 
 @pytest.mark.parametrize(

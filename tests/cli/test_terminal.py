@@ -9,7 +9,7 @@ import click
 import pytest
 from rich.cells import cell_len
 
-from ggsched.cli.main import COMMANDS, cli, main
+from ggsched.cli.main import cli, main
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
@@ -39,10 +39,10 @@ def test_tables_fit_80_columns_without_colours(name, capsys):
 
 def commands():
     context = click.Context(cli)
-    return {name: cli.get_command(context, name) for name in COMMANDS}
+    return {name: cli.get_command(context, name) for name in cli.list_commands(context)}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_each_subcommand_has_json_and_help_that_fits(name):
     command = commands()[name]
     options = {opt for p in command.params for opt in p.opts}

@@ -20,8 +20,9 @@ def promised() -> Iterator[tuple[Name, str]]:
     """Yield each public name and where it is promised: in ``__all__``, a page or an example."""
     for path in own_files():
         place = path.relative_to(ROOT).as_posix()
-        if path.name == "__init__.py" and place.startswith("ggsched/"):
-            module = ".".join(path.relative_to(ROOT).parts[:-1])
+        if path.name == "__init__.py" and place.startswith(("ggsched/", "apps/")):
+            parts = path.relative_to(ROOT).parts[:-1]
+            module = ".".join(parts[parts[0] == "apps" :])
             for name in _all_of(_tree(path)):
                 yield (module, name), place
         elif path.suffix == ".md" and (place == "README.md" or place.startswith("docs/")):
@@ -80,10 +81,11 @@ def own_names(module: str) -> frozenset[str]:
 
 def source_of(module: str) -> Path | None:
     """Return the file of a module of ggsched, or None if there is none."""
-    path = ROOT.joinpath(*module.split("."))
-    for found in (path.with_suffix(".py"), path / "__init__.py"):
-        if found.is_file():
-            return found
+    parts = module.split(".")
+    for path in (ROOT.joinpath(*parts), ROOT.joinpath("apps", *parts)):
+        for found in (path.with_suffix(".py"), path / "__init__.py"):
+            if found.is_file():
+                return found
     return None
 
 
@@ -118,5 +120,6 @@ def _imported(code: str) -> Iterator[Name]:
     except SyntaxError:  # a piece of a file that is shown, with dots in it
         return
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ggsched":
+        module = str(getattr(node, "module", ""))
+        if isinstance(node, ast.ImportFrom) and source_of(module.partition(".")[0]) is not None:
             yield from ((str(node.module), alias.name) for alias in node.names)

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("ggsched", "backends")
+CODE = ("ggsched", "backends", "apps")
 SKIPPED = {".git", ".venv", "site", "dist", "build", "__pycache__", "node_modules"}
 
 

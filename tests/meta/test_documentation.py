@@ -3,6 +3,7 @@ import importlib
 import pkgutil
 import re
 import tomllib
+from itertools import chain
 
 import ggsched
 from ggsched import errors
@@ -22,7 +23,9 @@ def _subclasses(kind):
 
 
 def _own_errors():
-    for module in pkgutil.walk_packages(ggsched.__path__, "ggsched."):
+    modules = pkgutil.walk_packages(ggsched.__path__, "ggsched.")
+    apps = pkgutil.walk_packages([str(ROOT / "apps")])
+    for module in chain(modules, apps):
         with contextlib.suppress(ImportError, GgschedError):  # of an extra that is missing
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

@@ -1,4 +1,5 @@
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_vendor_libraries_stay_in_the_driver():
 def test_plugins_are_not_imported_through_their_folder():
     wrong = [
         f"{name_of(path)} imports {module}"
-        for path in python_files("ggsched", "backends", "tests", "benchmarks", "examples")
+        for path in python_files(*CODE, "tests", "benchmarks", "examples")
         for module in _imported(path, ("backends",))
         if module.partition(".")[0] == "backends"
     ]
@@ -65,12 +66,16 @@ def test_contracts_cover_every_package():
     linter = config["tool"]["importlinter"]
     contracts = {c["id"]: c for c in linter["contracts"]}
     plugins = {p.name for p in (ROOT / "backends").iterdir() if (p / "__init__.py").exists()}
-    assert plugins <= set(linter["root_packages"])
+    apps = {p.name for p in (ROOT / "apps").iterdir() if (p / "__init__.py").exists()}
+    assert plugins | apps <= set(linter["root_packages"])
+    assert apps == set(re.findall(r"ggsched_\w+", " ".join(contracts["rings"]["layers"])))
+    assert apps <= set(contracts["plug-ins-not-named"]["source_modules"])
     assert plugins <= set(contracts["plug-ins-see-the-contract"]["source_modules"])
     assert plugins <= set(contracts["plug-ins-not-named"]["forbidden_modules"])
-    assert {"ggsched"} | plugins <= set(contracts["no-cycles"]["ancestors"])
+    assert {"ggsched"} | plugins | apps <= set(contracts["no-cycles"]["ancestors"])
     packaged = config["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {f"backends/{name}" for name in plugins} <= set(packaged)
+    assert {f"apps/{name}" for name in apps} <= set(packaged)
     there = {p.name for p in (ROOT / "ggsched").iterdir() if (p / "__init__.py").exists()}
     assert {f"ggsched.{name}" for name in there & CHECKERS} <= set(
         contracts["executor-and-checker-know-no-passes"]["source_modules"]

@@ -43,7 +43,7 @@ class Registries:
             before = self.converters.get(module, {})
             for name in table.keys() | before.keys():
                 new, old = table.get(name), before.get(name)
-                if new is old or (old is None and new.__module__.startswith("ggsched.")):
+                if new is old or (old is None and new.__module__.startswith("ggsched")):
                     continue
                 differed.append(f"converter {name} of {module}")
                 if old is None:

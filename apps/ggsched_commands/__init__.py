@@ -1,0 +1,1 @@
+"""Subcommands of ``ggsched`` that concern applications, one per module."""

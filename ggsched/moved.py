@@ -1,0 +1,54 @@
+"""Old names of modules that are elsewhere now: an import of one works and names the new one.
+
+``ggsched`` puts the finder in front of Python's own: these would find a module of a moved package
+by its old name, which would be a second copy of it.
+"""
+
+import importlib.abc
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Final
+
+MOVED: Final = {
+    "ggsched.cluster": "ggsched_cluster",
+    "ggsched.importers": "ggsched_import",
+    "ggsched.models": "ggsched_llm",
+    "ggsched.task": "ggsched_task",
+    "ggsched.testing": "ggsched_testing",
+}
+"""New names of packages by their old ones; modules in them kept theirs."""
+
+
+class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules by their old names; each is the same object as by its new one."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module whose package was moved."""
+        return ModuleSpec(fullname, self) if _new_name(fullname) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return an empty module, whose place the one by the new name takes."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import the module by its new name.
+
+        Warns:
+            DeprecationWarning: with the new name.
+        """
+        old = module.__name__
+        new = _new_name(old)
+        warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
+        sys.modules[old] = import_module(new)
+
+
+def _new_name(name: str) -> str:
+    """Return the new name of a module, or "" for one that was not moved."""
+    package = ".".join(name.split(".")[:2])
+    return MOVED[package] + name.removeprefix(package) if package in MOVED else ""
