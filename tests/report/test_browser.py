@@ -272,6 +272,12 @@ def test_nothing_is_out_of_sight_in_a_narrow_window(browser, shown, dark):
     )
     assert outside == []
     assert browser.ask("document.documentElement.scrollWidth") == 500
+    heads = browser.ask(  # a word of a heading is not broken
+        "[...document.querySelectorAll('th')].filter((e) => { const r = document.createRange();"
+        " r.selectNodeContents(e); return r.getClientRects().length > e.innerText.split(' ').length;"
+        " }).map((e) => e.innerText)"
+    )
+    assert heads == []
 
 
 def test_names_of_rows_stay_apart_in_a_narrow_window(browser, stepped):
