@@ -13,8 +13,8 @@ from typing import Final
 import click
 
 from ggsched import __version__
+from ggsched.cli.console import write_folded
 from ggsched.files.reading import contents
-from ggsched.printable import write_out
 
 _TOOLS: Final = frozenset({"test", "dev", "docs", "peers", "browser"})
 """Extras that no command needs."""
@@ -49,7 +49,8 @@ def nvidia_driver(path: str = _DRIVER) -> str:
 def print_versions(ctx: click.Context, _param: click.Parameter, asked: bool) -> None:
     """Write the versions, and end."""
     if asked and not ctx.resilient_parsing:
-        write_out("\n".join(version_lines()) + "\n")
+        for line in version_lines():
+            write_folded(line, indent=2)
         ctx.exit()
 
 
