@@ -83,7 +83,7 @@ def _block(file: str, number: int, header: str, body: Sequence[Line]) -> LitmusB
         raise _error(file, number, f"{words[1]} has no operations", header)
     known = {op.actor for op in ops} | {op.target for op in ops if op.verb == "rec"}
     for op in ops:
-        if op.verb in ("wait", "sync") and op.target not in known:
+        if op.verb in ("wait", "sync") and op.target not in known and op.target[0] != "_":
             text = "%s:%d: nobody records %s, so this wait has no effect: %s"
             _log.warning(text, file, op.line, op.target, op.text)
     return LitmusBlock(words[1], kind, file, number, ops)
