@@ -84,7 +84,7 @@ def _show(console: Console, grid: Table) -> None:
     grid.columns.pop()
     console.print(grid)
     for name, description in zip(names, descriptions, strict=True):
-        console.print(Text.assemble((f"{name}: ", "bold"), description))
+        console.print(Text.assemble((f"{name}: ", "bold"), str(description)))
 
 
 def table(statuses: Sequence[BackendStatus]) -> Table:
