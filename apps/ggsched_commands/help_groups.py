@@ -13,8 +13,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
     "Prompt and text": (
         "prompt", "prompt_file", "escapes", "text_file", "tokens", "n_predict", "chat",
-        "single_turn", "system", "parse_special", "stops", "shifts", "keep", "prompts",
-        "generations", "depths", "parallels", "repetitions",
+        "single_turn", "system", "parse_special", "stops", "ignores_end", "shifts", "keep",
+        "prompts", "generations", "pairs", "depths", "parallels", "repetitions",
     ),
     "Sampling": (
         "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n",

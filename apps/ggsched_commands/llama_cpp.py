@@ -89,8 +89,8 @@ _REFUSED: Final = {
         "--dry-base V, --dry-allowed-length V, --dry-penalty-last-n V, --dry-sequence-breaker V, "
         "--adaptive-target V = -1, --adaptive-decay V, --dynatemp-range V = 0, --dynatemp-exp V, "
         "--mirostat V = 0, --mirostat-lr V, --mirostat-ent V",
-    "generation ends at the model's end token; single logits cannot be changed":
-        "--ignore-eos, -l --logit-bias V",
+    "single logits cannot be changed; --ignore-eos bans the model's end tokens":
+        "-l --logit-bias V",
     "text is not held to a grammar": "--grammar V, --grammar-file V, -j --json-schema V, "
         "-jf --json-schema-file V",
     "give the text itself: -sys \"$(cat FILE)\"": "-sysf --system-prompt-file V",
@@ -115,7 +115,6 @@ _REFUSED: Final = {
     "redirect stdout or stderr: > FILE, 2> FILE":
         "-o --output-file V, -oe --output-err V, --output V, --log-file V, --log-prompts-dir V",
     "set GGSCHED_DEBUG=1 to 4": "-v --verbose --log-verbose",
-    "prompts and generation are measured apart: -p 512 -n 128": "-pg V",
     "tests follow each other at once": "--delay V = 0",
     "use a context of that many tokens, as -c N": "--ppl-stride V = 0",
     "shorten the text": "--chunks V = -1, --chunk --from-chunk V = 0",

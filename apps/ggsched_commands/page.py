@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -77,7 +77,8 @@ def _row(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = ""
     if option.show_default and not option.is_flag and "[default" not in (option.help or ""):
-        default = f" [default: {option.default}]"
+        values: Any = option.default if option.multiple else (option.default,)
+        default = f" [default: {', '.join(map(str, values))}]"
     return f"| {names}{value} | {_cell((option.help or '') + default)} |"
 
 

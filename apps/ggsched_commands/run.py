@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -79,6 +80,12 @@ _ESCAPE: Final = re.compile(r"""\\([ntr\\'"])""")
     multiple=True,
 )
 @click.option(
+    "--ignore-eos",
+    "ignores_end",
+    is_flag=True,
+    help="Never choose a token that ends the text; -n or the context ends it.",
+)
+@click.option(
     "-cnv",
     "--chat",
     "--conversation",
@@ -135,6 +142,7 @@ def run(
     escapes: bool,
     n_predict: int,
     stops: tuple[str, ...],
+    ignores_end: bool,
     chat: bool,
     single_turn: bool,
     system: str,
@@ -191,6 +199,8 @@ def run(
             retries,
         )
         stack.enter_context(session)
+        ends = session.model.tokenizer.stop_ids
+        sampling = replace(sampling, banned=ends if ignores_end else frozenset())
         if chat:
             from ggsched_commands.chat import Talk, converse
 

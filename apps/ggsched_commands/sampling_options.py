@@ -97,6 +97,7 @@ def take_sampling(options: dict[str, Any]) -> "Sampling":
 
     from ggsched_llm.sampling import Sampling
 
-    sampling = Sampling(**{f.name: options.pop(f.name) for f in fields(Sampling)})
+    names = [f.name for f in fields(Sampling) if f.name in options]
+    sampling = Sampling(**{name: options.pop(name) for name in names})
     sampling.check()
     return sampling

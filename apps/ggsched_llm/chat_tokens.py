@@ -1,11 +1,14 @@
 """Tokens of conversations: control tokens come from the template, not from what somebody wrote."""
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched_llm.chat import ChatTemplate, Message
 from ggsched_llm.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 # Code points that Unicode reserves for programs, so that no text has them.
 _MARKS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))
@@ -20,7 +23,8 @@ def conversation_ids(
 ) -> list[int]:
     """Return the tokens of a conversation that ends with the beginning of an answer.
 
-    Templates mostly write bos themselves; it is not put in front of them again.
+    Templates mostly write bos themselves; it is not put in front of them again. If the text begins
+    with two all the same, the first question is answered with a warning.
 
     Args:
         template: Of the model.
@@ -39,7 +43,11 @@ def conversation_ids(
     vocab = tokenizer.vocab
     bos = vocab.tokens[vocab.special["bos"]] if "bos" in vocab.special else ""
     starts = bool(bos) and text.startswith(bos)
-    return tokenizer.encode(text, bos=False if starts else None, literal=mark)
+    ids = tokenizer.encode(text, bos=False if starts else None, literal=mark)
+    is_first = all(message.role != "assistant" for message in messages)
+    if starts and is_first and ids[:2] == 2 * [vocab.special["bos"]]:
+        _log.warning("the conversation begins with two bos: its template or first message adds one")
+    return ids
 
 
 def _unused(messages: Sequence[Message]) -> str:

@@ -75,7 +75,8 @@ class Model:
 
         source = self.file.metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
-            hint = "give the prompt as -p instead of a conversation"
+            how = f"--override-kv {TEMPLATE_KEY}=str:TEMPLATE"
+            hint = f"give one, as {how}, or the prompt without --chat"
             raise ModelError("has no chat template", where=self.file.path, hint=hint)
         vocab = self.tokenizer.vocab
         texts = {role: vocab.tokens[token] for role, token in vocab.special.items()}

@@ -27,6 +27,7 @@ class Sampling:
         top_k: Draw from the k most probable tokens; 0 for all.
         top_p: Draw from the most probable tokens that have this probability together.
         min_p: Draw from tokens that have this share of the highest probability.
+        banned: Tokens that are never chosen.
     """
 
     temperature: float = 0.0
@@ -36,6 +37,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    banned: frozenset[int] = frozenset()
 
     def check(self) -> None:
         """Refuse values that make no sense.
@@ -58,7 +60,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the first of the largest logits is taken, whatever came before."""
-        return self.temperature <= 0 and self.repeat_penalty == 1.0
+        return self.temperature <= 0 and self.repeat_penalty == 1.0 and not self.banned
 
     @property
     def has_filters(self) -> bool:
@@ -97,6 +99,9 @@ class Sampler:
         """
         if self._sampling.repeat_penalty != 1.0 and self._recent:
             logits, best = self._penalised(logits), None
+        if self._sampling.banned:
+            logits, best = logits.copy(), None
+            logits[[t for t in self._sampling.banned if t < len(logits)]] = -np.inf
         token = self._choose(logits, argmax(logits) if best is None else best)
         self._recent.append(token)
         return token

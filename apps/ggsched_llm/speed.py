@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,25 +16,40 @@ WARM_UP: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class SpeedTest:
-    """What is measured.
+    """What is measured: a prompt, then tokens behind it.
 
     Attributes:
-        kind: ``pp``: tokens of a prompt, fed together; ``tg``: tokens fed one by one.
-        n_tokens: How many.
+        n_prompt: Tokens that are fed together.
+        n_gen: Tokens that are fed one by one.
         depth: Tokens in the cache before.
         parallel: Sequences that are fed together, each as many tokens.
     """
 
-    kind: Literal["pp", "tg"]
-    n_tokens: int
+    n_prompt: int
+    n_gen: int
     depth: int = 0
     parallel: int = 1
 
     @property
+    def n_tokens(self) -> int:
+        """Tokens of one sequence that are timed."""
+        return self.n_prompt + self.n_gen
+
+    @property
     def name(self) -> str:
-        """As in llama-bench's tables, e.g. ``pp512 @ d1024``; ``tg32 x 4`` of four sequences."""
+        """As in llama-bench's tables, e.g. ``pp512+tg32 @ d64``; ``tg32 x 4`` of four sequences."""
+        parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
+            self.n_gen > 0
+        )
         several = f" x {self.parallel}" if self.parallel > 1 else ""
-        return f"{self.kind}{self.n_tokens}{several}" + (f" @ d{self.depth}" if self.depth else "")
+        return "+".join(parts) + several + (f" @ d{self.depth}" if self.depth else "")
+
+    def batches(self, tokens: list[int]) -> Iterator[list[int]]:
+        """Yield the tokens that are fed together, in their order."""
+        if self.n_prompt:
+            yield tokens[: self.n_prompt]
+        for token in tokens[self.n_prompt :]:
+            yield [token]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +99,9 @@ def _timed(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
         return _timed_together(session, test, tokens)
     if test.depth:
         session.feed(tokens[: test.depth])
-    rest = tokens[test.depth :]
     began = time.perf_counter()
-    if test.kind == "pp":
-        session.feed(rest)
-    else:
-        for token in rest:
-            session.feed([token])
+    for fed in test.batches(tokens[test.depth :]):
+        session.feed(fed)
     return time.perf_counter() - began
 
 
@@ -100,9 +111,8 @@ def _timed_together(session: "Session", test: SpeedTest, tokens: list[int]) -> f
     try:
         if test.depth:
             several.step(dict.fromkeys(active, tokens[: test.depth]))
-        rest = tokens[test.depth :]
         began = time.perf_counter()
-        for fed in [rest] if test.kind == "pp" else [[token] for token in rest]:
+        for fed in test.batches(tokens[test.depth :]):
             several.step(dict.fromkeys(active, fed), copy=False)
         return time.perf_counter() - began
     finally:

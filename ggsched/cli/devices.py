@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import click
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +25,9 @@ _STYLE: Final = {
     "unavailable": "yellow",
 }
 _BAD: Final = "bold red"
+
+_MIN_COLUMNS: Final = 76
+"""Fewer leave less than 20 to descriptions."""
 
 MAX_NAMED: Final = 4
 """Ops by reference that are named; of more their number is reported."""
@@ -52,7 +56,7 @@ def devices(settings: Settings, /, names: tuple[str, ...], as_json: bool) -> Non
     if not statuses:
         console.print("No backend is installed. Install ggsched again: it brings `cpu`.")
         return
-    console.print(table(statuses))
+    _show(console, table(statuses))
     for line in remarks(statuses):
         console.print(line)
     if settings.debug:
@@ -68,7 +72,19 @@ def _show_named(names: Sequence[str], settings: Settings, as_json: bool) -> None
     grid = _grid()
     for facts in topology.devices:
         grid.add_row(facts.name, _state("ready"), *_facts(facts))
-    output().print(grid)
+    _show(output(), grid)
+
+
+def _show(console: Console, grid: Table) -> None:
+    """Print a table; where its last column has no room, what stands there comes below."""
+    if console.width >= _MIN_COLUMNS:
+        console.print(grid)
+        return
+    names, *_, descriptions = (list(column.cells) for column in grid.columns)
+    grid.columns.pop()
+    console.print(grid)
+    for name, description in zip(names, descriptions, strict=True):
+        console.print(Text.assemble((f"{name}: ", "bold"), str(description)))
 
 
 def table(statuses: Sequence[BackendStatus]) -> Table:

@@ -23,11 +23,11 @@ from typing import Any, Final, NoReturn
 import click
 from click.shell_completion import shell_complete
 
-from ggsched import __version__
 from ggsched.cli.console import own_results, warn_on_stderr, write_line
 from ggsched.cli.interruption import is_interruption
 from ggsched.cli.spelling import HasForeignOptions, spelled
 from ggsched.cli.user_ops import import_modules
+from ggsched.cli.versions import print_versions
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.printable import write_err
@@ -106,7 +106,14 @@ def _apart(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog="Exit codes: 0 ok, 1 finding, 2 usage or bad input, 3 environment.",
 )
-@click.version_option(__version__, "--version", prog_name="ggsched", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_versions,
+    help="Show versions of ggsched, libraries and drivers.",
+)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Schedule tensor graphs over several devices, by plans that are checked first."""
@@ -148,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_interruption(error):
             return _interrupted(is_ours)
         text = " ".join(f"{type(error).__name__}: {error}".split())
-        hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it"
+        hint = "set GGSCHED_DEBUG=1 for the traceback, and please report it: ggsched report-bug"
         return _report(f"internal error: {text} ({hint})", ENVIRONMENT)
     return code
 

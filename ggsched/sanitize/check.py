@@ -30,7 +30,7 @@ from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
 from ggsched.sanitize.relations import GRAPH_RELATIONS, find_disagreements
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.rows import find_bad_rows
-from ggsched.trace.schema import Trace
+from ggsched.trace.schema import Sync, Trace
 
 DEFAULT_RUNS: Final = 3
 """Two runs show what the end of one does to the beginning of the next; the third is for a race
@@ -125,7 +125,9 @@ def check_trace(trace: Trace, *, advice: bool = False) -> Report:
 
     Args:
         trace: The trace; any trace, also a broken one.
-        advice: Whether to name redundant waits, events and copies, if nothing is wrong.
+        advice: Whether to name redundant waits, events and copies, if nothing is wrong. Waits of
+            the host in a trace with runs of plans are not named: the executor makes them, and those
+            that a plan asks for are found in the plan.
 
     Examples:
         >>> from ggsched.sanitize import check_trace
@@ -148,5 +150,6 @@ def check_trace(trace: Trace, *, advice: bool = False) -> Report:
         if not any(f.kind == "race" for f in findings):
             findings += find_wrong_content(stream)
         if advice and not findings:
-            hints = advise(stream)
+            own = {i for i, e in enumerate(trace.entries) if trace.runs and isinstance(e, Sync)}
+            hints = advise(stream, own)
     return Report(trace.name, len(trace.entries), 0, tuple(findings), hints)

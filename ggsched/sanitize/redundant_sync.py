@@ -8,7 +8,7 @@ redundant stays left out while the next are looked at, so that all advice can be
 waits of the host, which cost most, come first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ggsched.ir.intervals import IntervalMap
@@ -38,13 +38,18 @@ class Redundant(NamedTuple):
     copies: list[int]
 
 
-def find_redundant(stream: EventStream) -> Redundant:
-    """Return what a stream of events without races could do without."""
+def find_redundant(stream: EventStream, kept: Container[int] = ()) -> Redundant:
+    """Return what a stream of events without races could do without.
+
+    Args:
+        stream: The events.
+        kept: Commands or records that stay, whether somebody needs them or not.
+    """
     by_source: dict[int, list[int]] = {}
     for i, event in enumerate(stream.events):
         if event.source >= 0:
             by_source.setdefault(event.source, []).append(i)
-    groups = [tuple(group) for group in by_source.values()]
+    groups = [tuple(group) for source, group in by_source.items() if source not in kept]
     events = stream.events
     copies = _idle_copies(stream)
     awaited = {e.event for e in events if e.kind in ("wait", "sync")}
@@ -56,9 +61,9 @@ def find_redundant(stream: EventStream) -> Redundant:
     )
 
 
-def advise(stream: EventStream) -> tuple[Finding, ...]:
-    """Return what is redundant as advice."""
-    redundant = find_redundant(stream)
+def advise(stream: EventStream, kept: Container[int] = ()) -> tuple[Finding, ...]:
+    """Return what is redundant as advice; see ``find_redundant``."""
+    redundant = find_redundant(stream, kept)
     of = {event.source: event for event in stream.events}
     names, findings = stream.names, []
     for source in redundant.waits:

@@ -4,9 +4,13 @@ import csv
 import io
 import json
 
+import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ggsched.cli.main import main
+from ggsched_commands.bench import bench as COMMAND
 from ggsched_llm.speed import Speed, SpeedTest
 from ggsched_llm.speed_comparison import compare_rates
 from tests.models.helpers import ORACLE
@@ -50,13 +54,50 @@ def test_several_values_of_options(bench):
     assert "threads" not in out
 
 
+def test_pairs_and_values_given_again(bench):
+    """As in llama-bench: each -pg is a test, and an option that is given again adds values."""
+    code, out, _ = bench("-p", 2, "-p", "1-4*4", "-n", 0, "-pg", "3,2", "-pg", "0,0", "-o", "json")
+    assert code == 0
+    found = [(row["test"], row["n_prompt"], row["n_gen"]) for row in json.loads(out)]
+    assert found == [("pp2", 2, 0), ("pp1", 1, 0), ("pp4", 4, 0), ("pp3+tg2", 3, 2)]
+    code, out, _ = bench("-p", 0, "-n", 0, "-pg", "3,2", "-d", 4, "-npl", 2, "-o", "json")
+    assert code == 0
+    assert [row["test"] for row in json.loads(out)] == ["pp3+tg2 x 2 @ d4"]
+
+
+@given(
+    first=st.integers(0, 20), last=st.integers(0, 40), sign=st.sampled_from(["", "+", "*"]),
+    step=st.integers(0, 5),
+)  # fmt: skip
+def test_ranges_are_those_of_llama_bench(first, last, sign, step):
+    """``parse_int_range`` steps until the last is passed, and refuses what does not go up."""
+    text = f"{first}-{last}" + (f"{sign}{step}" if sign else "")
+    expected, number = [], first
+    while number <= last and len(expected) < 50:
+        expected.append(number)
+        number = number * step if sign == "*" else number + (step if sign else 1)
+    type_ = next(p.type for p in COMMAND.params if p.name == "depths")
+    if len(expected) == 50 or not expected or (sign and step == 0) or (sign == "*" and step < 2):
+        with pytest.raises(click.BadParameter):
+            type_.convert(text, None, None)
+    else:
+        assert type_.convert(f"7,{text}", None, None) == (7, *expected)
+
+
+def test_a_range_is_of_numbers_and_not_without_end():
+    type_ = next(p.type for p in COMMAND.params if p.name == "prompts")
+    for text in ("1-10000", "1-" + 18 * "9", "1-2-3", "a-b", "1-", "-1"):
+        with pytest.raises(click.BadParameter):
+            type_.convert(text, None, None)
+
+
 def test_several_sequences(bench):
     """The context is made long enough for all, and rates count the tokens of all."""
     code, out, _ = bench("-p", 5, "-n", 3, "-d", 2, "-npl", "1,4", "-o", "json")
     assert code == 0
     found = {row["test"]: row for row in json.loads(out)}
     assert list(found) == ["pp5 @ d2", "pp5 x 4 @ d2", "tg3 @ d2", "tg3 x 4 @ d2"]
-    speed = Speed(SpeedTest("tg", 10, 0, 4), (2.0,))
+    speed = Speed(SpeedTest(0, 10, 0, 4), (2.0,))
     assert speed.rates == (20.0,)
     code, _, err = bench("-p", 8, "-n", 0, "-c", 16, "-npl", 3)
     assert code == 2
@@ -76,7 +117,7 @@ def test_json_and_csv(bench):
 
 def ends_in(error, monkeypatch):
     def timed(session, test, tokens):
-        if test.kind == "tg":
+        if test.n_gen:
             raise SystemError from error
         return 0.5
 
@@ -115,11 +156,11 @@ def test_what_cannot_be_measured(bench):
 
 
 def test_rates():
-    speed = Speed(SpeedTest("tg", 10, 7), (1.0, 2.0))
+    speed = Speed(SpeedTest(0, 10, 7), (1.0, 2.0))
     assert speed.rates == (10.0, 5.0)
     assert (speed.mean, speed.test.name) == (7.5, "tg10 @ d7")
     assert speed.deviation == pytest.approx(3.5355339)
-    assert Speed(SpeedTest("pp", 10), (1.0,)).deviation == 0.0
+    assert Speed(SpeedTest(10, 0), (1.0,)).deviation == 0.0
 
 
 @pytest.fixture

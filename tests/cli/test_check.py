@@ -114,6 +114,14 @@ class TestTraces:
         assert out.startswith("ggsched run: ")
         assert out.endswith(" records: clean\n")
 
+    def test_advice_on_a_run_says_nothing_of_waits_that_ggsched_makes_itself(self, check, tmp_path):
+        """Before memory is freed, say. Those of a plan are named by the check of the plan."""
+        path = tmp_path / "run.jsonl"
+        call = ["run", "demo", "-p", "1+1=", "-n", "2", "--devices", "sim:0,cpu:0"]
+        assert main([*call, "--trace", str(path)]) == 0
+        code, out, _ = check(path.read_bytes(), "--advice")
+        assert (code, "waste" in out) == (0, False), out
+
     def test_where_none_can_be_written(self, capsys, tmp_path):
         assert main(["run", LLAMA, *RUN, "--trace", str(tmp_path / "no" / "t")]) == 2
         out, err = capsys.readouterr()

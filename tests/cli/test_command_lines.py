@@ -29,7 +29,7 @@ IN_TERMINALS = [
     "run $R -np 2",
     "run $M",
     "run $R -ngl 99",
-    "bench $B -pg 512,128",
+    "bench $B -pg 512",
     "bench $B",
     "plan $P --n_tokens 4",
     "devices --jsn",

@@ -29,6 +29,12 @@ def test_the_table_names_all_and_fits(monkeypatch, capsys):
     assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
 
 
+def test_off_a_terminal_each_variable_has_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("GGSCHED_BACKENDS", "cpu,opencl,some_other_backend")
+    assert main(["env"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(VARIABLES)
+
+
 def test_a_misspelt_variable_is_reported(monkeypatch, capsys):
     monkeypatch.setenv("GGSCHED_SEDE", "7")
     assert main(["env"]) == 2

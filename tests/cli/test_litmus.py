@@ -73,10 +73,25 @@ def test_json(litmus):
     assert data[0]["file"].endswith("0.litmus")
 
 
+@pytest.mark.parametrize("command", ["litmus", "check"])
+def test_a_wait_on_what_nobody_records_is_warned_of(tmp_path, capsys, command):
+    """It orders nothing, and a misspelt name looks as if it did. One variant may leave it out."""
+    path = tmp_path / "w.litmus"
+    lines = ["litmus w race", "A: run > x#1", "+ A: rec e", "B: wait e", "B: wait ee", "B: sync A"]
+    path.write_text("\n".join([*lines, "B: run x?1 > y", "H: sync f", "H: sync _on_purpose"]))
+    main([command, str(path)])
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"ggsched: warning: {path}:5: nobody records ee, so this wait has no effect: B: wait ee",
+        f"ggsched: warning: {path}:8: nobody records f, so this wait has no effect: H: sync f",
+    ]
+
+
 @pytest.mark.usefixtures("narrow")
 def test_the_corpus(capsys):
     assert main(["litmus", *CORPUS]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err == ""
     assert all(len(line) <= 80 for line in out.splitlines())
     assert "checker and explorer agree" in out.splitlines()[-1]
 

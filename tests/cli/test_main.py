@@ -1,4 +1,6 @@
 import os
+import platform
+import re
 import subprocess
 import sys
 
@@ -122,7 +124,11 @@ sys.exit(module.main())
 
     def test_version_and_help(self, capsys):
         assert main(["--version"]) == 0
-        assert capsys.readouterr().out == f"ggsched {ggsched.__version__}\n"
+        first, *others = capsys.readouterr().out.splitlines()
+        assert first == f"ggsched {ggsched.__version__}"
+        assert others[0].endswith(f" {platform.python_version()}")
+        assert any(re.match(r"libraries: .*\bnumpy [0-9.]+", line) for line in others)
+        assert "pytest" not in "".join(others)
         assert main(["-h"]) == 0
         assert "devices" in capsys.readouterr().out
 

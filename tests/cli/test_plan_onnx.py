@@ -37,7 +37,7 @@ def test_json_with_its_graph_passes_the_checker(files, capsys):  # noqa: F811
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ((), "is open"),
+        ((), "on the command line: --dim NAME=N"),
         (("--shape", "y=4,2"), "no input 'y'"),
         (("--shape", "x=4,x"), "not of the form"),
         (("--shape", "x=4,3"), "x"),

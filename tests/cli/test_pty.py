@@ -88,6 +88,16 @@ def test_stages_are_shown_while_they_happen():
         assert stage in screen.written
 
 
+@pytest.mark.parametrize("command", ["devices", "--version"])
+def test_no_word_is_broken_in_a_narrow_terminal(command):
+    code, screen = in_terminal(command, width=60)
+    assert code == 0
+    text = " ".join(" ".join(screen.lines).split())
+    _, wide = in_terminal(command, width=500)
+    for words in {word for line in wide.lines for word in line.split()} - {"description"}:
+        assert words in text.split(), words
+
+
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egpj\r\ud800"
 
 

@@ -65,6 +65,16 @@ def test_as_many_tokens_as_the_context_holds(run):
     assert len(most) > len(known)
 
 
+def test_the_end_of_the_text_is_ignored_on_request(run):
+    """As llama.cpp does: tokens that end a text are never chosen."""
+    asked = ("-p", "417+385=", "-n", 8, "--json")
+    found = [json.loads(run(*asked, *more, path="demo")[1]) for more in ((), ("--ignore-eos",))]
+    short, long = (done["tokens"] for done in found)
+    assert len(short) < 8 == len(long)
+    assert long[: len(short)] == short
+    assert found[1]["text"].startswith("802")
+
+
 def test_model_as_an_option(run, model):
     assert (
         run("-m", model, "-p", "hello", "-n", 2, path=None)[:2] == run("-p", "hello", "-n", 2)[:2]

@@ -1,5 +1,6 @@
 """Paths through the documentation: the first results run, and every how-to is on one path."""
 
+import io
 import re
 import shlex
 from itertools import chain
@@ -36,6 +37,7 @@ def commands_of(page):
 @pytest.mark.parametrize("page", sorted(START.glob("*.md")), ids=lambda page: page.stem)
 def test_first_results_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("417+385\n"))  # of a conversation
     for name in ("tests", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     calls = list(commands_of(page))

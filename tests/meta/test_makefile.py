@@ -18,6 +18,13 @@ esac
 """
 
 
+def clean():
+    """Return an environment without the settings of a make that runs the tests."""
+    return {
+        k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "PYTHON")
+    }
+
+
 @pytest.fixture
 def make(tmp_path):
     def run(target, *settings, refused=0, installs=0):
@@ -27,13 +34,9 @@ def make(tmp_path):
         (tmp_path / ".ready-demo").touch()
         (tmp_path / ".ready-dev").touch()
         (tmp_path / ".ready-nvrtc").touch()
-        # The tests may be run by make themselves, whose settings go to other makes this way.
-        environment = {
-            k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES")
-        }
         done = subprocess.run(
             ["make", "ARGS=", f"PY={python}", f"READY={tmp_path / '.ready'}", *settings, target],
-            check=True, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment,
+            check=True, capture_output=True, text=True, timeout=60, cwd=ROOT, env=clean(),
         )  # fmt: skip
         return log.read_text().splitlines(), done.stderr
 
@@ -72,3 +75,35 @@ def test_it_is_asked_once(make):
     make("demo")
     calls, _ = make("demo")
     assert sum("is_refused" in call for call in calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "found", "folder"),
+    [
+        (None, "3.11", ""),
+        ("3.13", None, ""),
+        ("3.11", "3.11", ""),
+        ("3.13", "3.11", "/python3.13"),
+        ("", "3.11", ""),
+    ],
+    ids=["unnamed", "first", "same", "other", "gone"],
+)
+def test_another_python_gets_an_environment_of_its_own(tmp_path, named, found, folder):
+    """Tests of one Python never run in the environment of another."""
+
+    def python(path, version):
+        if version:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#!/bin/sh\necho {version}\n")
+            path.chmod(0o755)
+        return str(path)
+
+    root = tmp_path / "venv"
+    python(root / "bin" / "python", found)
+    name = [] if named is None else [f"PYTHON={python(tmp_path / 'named', named)}"]
+    done = subprocess.run(
+        ["make", "--no-print-directory", f"ROOT={root}", *name, "--eval", "show: ; @echo $(VENV)",
+         "show"],
+        check=True, capture_output=True, text=True, timeout=60, cwd=ROOT, env=clean(),
+    )  # fmt: skip
+    assert done.stdout.strip() == f"{root}{folder}"

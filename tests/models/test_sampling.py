@@ -49,6 +49,17 @@ def test_filters_that_keep_all_change_only_the_order_of_drawing(logits, seed):
     assert logits[Sampler(Sampling(1.0, seed, top_p=1e-9)).choose(logits)] == logits[best]
 
 
+@given(logits=LOGITS, data=st.data(), temperature=st.sampled_from([0.0, 2.0]))
+def test_banned_tokens_are_never_chosen(logits, data, temperature):
+    kept = data.draw(st.sets(st.integers(0, len(logits) - 1), min_size=1))
+    banned = frozenset(range(len(logits) + 3)) - kept
+    sampling = Sampling(temperature, repeat_penalty=1.1, banned=banned)
+    assert sampling.is_greedy is False
+    before, sampler = logits.copy(), Sampler(sampling, [0])
+    assert {sampler.choose(logits, int(logits.argmax())) for _ in range(20)} <= kept
+    assert (logits == before).all()
+
+
 def test_recent_tokens_are_penalised_and_older_ones_are_not():
     logits = np.array([2.0, 1.9, -1.0], np.float32)
     assert Sampler(Sampling(repeat_penalty=1.5), [0]).choose(logits) == 1

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ggsched.errors import ModelError, UsageError
 from ggsched_llm.bpe import PRE_TOKENIZERS, byte_letters
+from ggsched_llm.chat import ChatTemplate, Message
+from ggsched_llm.chat_tokens import conversation_ids
 from ggsched_llm.load import load_model
 from ggsched_llm.tokenizer import Tokenizer
 from ggsched_llm.vocab import STOP_NAMES, TokenType
@@ -351,6 +353,26 @@ def test_a_doubled_bos_is_warned_of(caplog):
         assert SPM.encode(text, bos=bos)
     assert SPM.encode("<s>", parse_special=False)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "is_doubled"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}", "a", False),
+        ("{{ bos_token }}{{ messages[0].content }}", "<s>a", True),
+        ("{{ messages[0].content }}", "<s>a", False),
+        ("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}", "a", True),
+    ],
+)
+def test_a_doubled_bos_of_a_conversation_is_warned_of_once(caplog, source, content, is_doubled):
+    template = ChatTemplate(source, {"bos_token": "<s>"}, "m.gguf")
+    turns = [Message("user", content)]
+    for _ in range(2):
+        ids = conversation_ids(template, SPM, turns, parse_special=True)
+        assert (ids[:2] == [1, 1]) is is_doubled
+        turns += [Message("assistant", "b"), Message("user", "c")]
+    assert caplog.text.count("the conversation begins with two bos") == is_doubled
+    assert len(caplog.records) == is_doubled
 
 
 PHI3_TOKENS = [*SPM_TOKENS, "<|user|>", "<|end|>", "<|endoftext|>", "<extra>"]

@@ -1,6 +1,7 @@
 """What makes as many objects as a plan has commands leaves the cyclic collector alone."""
 
 import gc
+import sys
 from functools import cache
 
 import pytest
@@ -72,5 +73,7 @@ def test_no_collection_in_between(function):
     """One may follow when the collector goes on; without the pause there are many."""
     given = operands(function)
     assert collections(function, *given) <= 2
-    assert collections(function.__wrapped__, *given) > 2
+    # From 3.12 on the collector runs between instructions of Python, not within msgspec's decoder.
+    is_in_c = function is plan_from_json and sys.version_info >= (3, 12)
+    assert collections(function.__wrapped__, *given) > (0 if is_in_c else 2)
     assert gc.isenabled()

@@ -272,6 +272,26 @@ def test_nothing_is_out_of_sight_in_a_narrow_window(browser, shown, dark):
     )
     assert outside == []
     assert browser.ask("document.documentElement.scrollWidth") == 500
+    heads = browser.ask(  # a word of a heading is not broken
+        "[...document.querySelectorAll('th')].filter((e) => { const r = document.createRange();"
+        " r.selectNodeContents(e); const n = e.innerText.split(' ').length;"
+        " return r.getClientRects().length > n;"
+        " }).map((e) => e.innerText)"
+    )
+    assert heads == []
+
+
+def test_names_of_rows_stay_apart_in_a_narrow_window(browser, stepped):
+    """Streams of one device, and devices of one backend, differ at the end of their names."""
+    open_page(browser, stepped, width=500)
+    names = ["opencl:0 q0", "opencl:1 q0", "ray://node-17/cuda:0 q0", "ray://node-17/cuda:0 q1"]
+    shown = browser.ask(
+        f"{names}.map((n) => fittedEnd(ggsched.timeline.stage.context, n, GUTTER - 14))"
+    )
+    assert len(set(shown)) == 4
+    assert shown[:2] == names[:2]
+    assert all(short.strip("\u2026") in name for short, name in zip(shown, names, strict=True))
+    assert browser.ask("[countOf(1, 'node'), countOf(2, 'node')]") == ["1 node", "2 nodes"]
 
 
 def test_numbers_are_those_of_the_command_line(browser, stepped):

@@ -73,12 +73,18 @@ class Ports:
         """Return the error for a shape that an input does not allow."""
         return UsageError(f"shape {list(shape)} for {self.by_name[name]}", where=self.where)
 
-    def open(self, name: str, kind: str) -> UsageError:
-        """Return the error for an input whose shape nothing gives; ``kind`` is what dims name."""
+    def open(self, name: str, kind: str, also: str = "") -> UsageError:
+        """Return the error for an input whose shape nothing gives.
+
+        Args:
+            name: The input.
+            kind: What dims name.
+            also: Further ways to give it.
+        """
         return UsageError(
             f"the shape of {self.by_name[name]} is open",
             where=self.where,
-            hint=f"give dims={{'{kind}': extent}} or shapes={{'input': shape}}",
+            hint=f"give dims={{'{kind}': extent}} or shapes={{'input': shape}}{also}",
         )
 
 

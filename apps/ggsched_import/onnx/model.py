@@ -169,7 +169,7 @@ class OnnxModel:
             shape = [dims.get(n, -1) if isinstance(n, str) else n for n in port.shape]
             full = tuple(given) if given is not None else tuple(shape)
             if any(n < 0 for n in full):
-                raise self._ports.open(name, "name")
+                raise self._ports.open(name, "name", "; on the command line: --dim NAME=N")
             found[name] = tuple(int(n) for n in full)
         return found
 

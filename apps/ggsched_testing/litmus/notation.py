@@ -1,5 +1,6 @@
 """Read the litmus notation, from plain files and from ``litmus`` fences in Markdown."""
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -29,6 +30,9 @@ _RANGE: Final = re.compile(
     r"([A-Za-z_][\w.'-]*)(?:\[\s*([0-9]{1,15})\s*:\s*([0-9]{1,15})\s*\])?(?:([#?])([^\s#?>;\[\]]+))?"
 )
 _MARKERS: Final[dict[str, Variant]] = {"-": "broken", "+": "fixed"}
+
+
+_log = logging.getLogger(__name__)
 
 
 def parse_litmus(text: str, file: str = "litmus") -> list[LitmusBlock]:
@@ -77,6 +81,11 @@ def _block(file: str, number: int, header: str, body: Sequence[Line]) -> LitmusB
     ops = tuple(_op(file, n, line) for n, line in body if _bare(line))
     if not ops:
         raise _error(file, number, f"{words[1]} has no operations", header)
+    known = {op.actor for op in ops} | {op.target for op in ops if op.verb == "rec"}
+    for op in ops:
+        if op.verb in ("wait", "sync") and op.target not in known and op.target[0] != "_":
+            text = "%s:%d: nobody records %s, so this wait has no effect: %s"
+            _log.warning(text, file, op.line, op.target, op.text)
     return LitmusBlock(words[1], kind, file, number, ops)
 
 

@@ -153,6 +153,20 @@ function fitted(context, text, width) {
   return length > 2 ? `${text.slice(0, length)}…` : "";
 }
 
+/** A name shortened likewise at its beginning: devices and streams differ at the end. */
+function fittedEnd(context, name, width) {
+  const whole = context.measureText(name).width;
+  let length = whole > width ? Math.floor((name.length * width) / whole) : name.length;
+  if (length === name.length) return name;
+  while (length > 1 && context.measureText(`…${name.slice(-length)}`).width > width) length -= 1;
+  return `…${name.slice(-length)}`;
+}
+
+/** A count with its noun, as "1 node" and "2 nodes". */
+function countOf(count, noun) {
+  return `${countText(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 const tip = document.getElementById("tip");
 
 /** Show lines near the pointer, or nothing. */

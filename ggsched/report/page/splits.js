@@ -59,7 +59,7 @@ class SplitGraph {
       c.fillStyle = colour("--panel");
       c.fillRect(GUTTER, y - 4, stage.width - GUTTER, BOX_H + 8);
       c.fillStyle = colour("--text");
-      c.fillText(fitted(c, name, GUTTER - 14), 8, y + BOX_H / 2);
+      c.fillText(fittedEnd(c, name, GUTTER - 14), 8, y + BOX_H / 2);
     });
     stage.clipBody(0, () => {
       this.drawEdges(stage);

@@ -38,7 +38,7 @@ function placeTable(places, devices) {
   const known = places.length ? places : devices.map((d) => ({ device: d.device, nodes: 0, layers: "", resident: 0 }));
   if (!known.length) return [];
   const rows = known.map((p) => {
-    const what = [p.layers, p.nodes && `${countText(p.nodes)} nodes`, p.resident && `${bytesText(p.resident)} of weights and states`];
+    const what = [p.layers, p.nodes && countOf(p.nodes, "node"), p.resident && `${bytesText(p.resident)} of weights and states`];
     const d = accounts.get(p.device);
     return row("td", [p.device, el("td", { class: "words" }, what.filter(Boolean).join(", ")), d ? shareText(d.shares.busy) : "",
       el("td", { class: "shares" }, d ? shareBar(d) : "")]);

@@ -107,7 +107,7 @@ function expectedTable() {
     });
     for (const [device, time] of measured) {
       const guess = expected.get(device) || 0;
-      rows.push(row("td", [`plan ${plan}, ${device}, ${runs.length} runs`, timeText(guess), timeText(time), guess > 0 ? `${(time / guess).toFixed(2)}×` : ""]));
+      rows.push(row("td", [`plan ${plan}, ${device}, ${countOf(runs.length, "run")}`, timeText(guess), timeText(time), guess > 0 ? `${(time / guess).toFixed(2)}×` : ""]));
     }
   });
   if (!rows.length) return [];

@@ -39,7 +39,7 @@ function drawGutter(t, stage) {
     }
     device = track.device;
     c.fillStyle = colour("--text");
-    c.fillText(fitted(c, track.name, GUTTER - 14), 8, track.y + ROW / 2);
+    c.fillText(fittedEnd(c, track.name, GUTTER - 14), 8, track.y + ROW / 2);
   }
   if (D.runs.length) {
     c.fillStyle = colour("--soft");

@@ -1,6 +1,6 @@
 // A part of an axis that is zoomed and panned, shared by all canvases on that axis.
 
-const WIDE_GUTTER = 132, NARROW_GUTTER = 74, NARROW = 640;
+const WIDE_GUTTER = 132, NARROW_GUTTER = 88, NARROW = 640;
 
 // Names of rows are on the left of each canvas, shorter where the window is narrow.
 let GUTTER = WIDE_GUTTER;
