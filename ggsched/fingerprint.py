@@ -9,10 +9,10 @@ from ggsched.files.reading import contents
 
 
 @cache
-def fingerprint(application: str) -> str:
-    """Return a short hash of the sources of the core and of an application, as installed here."""
+def fingerprint(*applications: str) -> str:
+    """Return a short hash of the sources of the core and of applications, as installed here."""
     found = hashlib.blake2b(digest_size=6)
-    for package in ("ggsched", application):
+    for package in ("ggsched", *applications):
         folder = Path(str(files(package)))
         for path in sorted(folder.rglob("*.py")):
             found.update(path.relative_to(folder).as_posix().encode())
