@@ -7,7 +7,7 @@ from typing import Final
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import Sample, fit_link
 from ggsched.calibrate.machine import Calibration, Progress
-from ggsched.cluster.remote_devices import Group
+from ggsched.cluster.group import Group
 from ggsched.topology.cost import HOST, Link, MachineRates, Rates, machines_of
 
 _SHARE_OF_MACHINES: Final = 0.8

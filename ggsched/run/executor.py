@@ -49,6 +49,7 @@ from ggsched.run.following import (
 )
 from ggsched.run.host_transfers import needless_transfers
 from ggsched.run.network import Network
+from ggsched.run.protocols import Run
 from ggsched.run.resources import Resources
 from ggsched.run.waiting_host import run_while_waiting
 from ggsched.trace.commands import ids_label
@@ -121,7 +122,7 @@ class Executor:
         self.owes = self.is_under_way = False
         self._left = 0, 0  # the calls that ``finish`` makes of a run
         self.state_streams, self.takes_turns = state_streams(plan), takes_turns(plan)
-        self.alternate: Executor | None = None
+        self.alternate: Run | None = None
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:

@@ -41,6 +41,13 @@ Progress = Callable[[str, int], None]
 """Called with the name and the bytes of each weight that has become resident."""
 
 
+def report_stage(progress: Progress | None, what: str) -> None:
+    """Report what is being done to ``progress``, if that has a method ``stage``."""
+    report = getattr(progress, "stage", None)
+    if report is not None:
+        report(what)
+
+
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A weight, state or cache on a device.
@@ -116,10 +123,8 @@ class TensorStore:
         return self._streams[key]
 
     def stage(self, what: str) -> None:
-        """Report what is being done to ``progress``, if that has a method ``stage``."""
-        report = getattr(self._progress, "stage", None)
-        if report is not None:
-            report(what)
+        """Report what is being done to ``progress``."""
+        report_stage(self._progress, what)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -127,7 +132,7 @@ class TensorStore:
         return tuple(self._streams.values())
 
     is_lost: Final = False
-    """Whether a machine of the devices was lost; see ``RemoteStore``."""
+    """Whether a machine of the devices was lost; see ``Store``."""
 
     def progress(self) -> object:
         """Return a value that changes while any stream progresses."""

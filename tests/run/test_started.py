@@ -9,7 +9,7 @@ from ggsched.config import Settings
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.place import Constraints
-from ggsched.run.started import StartedRun
+from ggsched.run.run_order import StartedRun
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from tests.run.devices import Failing, Latch, TestDevice, assert_released
