@@ -182,19 +182,15 @@ class Planner:
 
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
         policy, wanted = self._resolved(graph, constraints)
-        plan = make_plan(
-            graph,
-            self._topology,
-            wanted,
-            options,
-            placement=policy,
-            verify=self._settings.verify,
-        )
+        plan = make_plan(graph, self._topology, wanted, options, placement=policy)
         self._note_homes(graph, plan)
         log_plan(plan, self._settings.debug)
-        if self._settings.sanitize == "plan":
+        order = self._settings.sanitize == "plan"
+        if order or self._settings.verify:
             # Allocation reports missing memory as OutOfMemory, with what would fit.
-            check_plan(plan, graph=graph, without=("memory_sizes",)).raise_if_findings()
+            skipped, machine = ("memory_sizes",), self._topology
+            report = check_plan(plan, graph=graph, topology=machine, without=skipped, order=order)
+            report.raise_if_findings()
         return plan
 
     def _resolved(

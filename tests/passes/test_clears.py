@@ -8,7 +8,7 @@ from ggsched.backend.probe import probe
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable
 from ggsched.ir.builder import GraphBuilder
-from ggsched.passes import Constraints, make_plan
+from ggsched.passes import Constraints
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.codec import plan_from_json, plan_to_json
@@ -27,6 +27,7 @@ from ggsched.trace.expected import expected_timeline
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Expected
 from ggsched.trace.unroll import unroll
+from tests.support.verified_plans import verified_plan
 
 N = 8
 ONE = PlanOptions()
@@ -56,7 +57,7 @@ def world(**changes):
 
 def plan_on(topology, options=ONE, clears=CLEARS):
     wanted = Constraints(pins=PINS, clears=clears)
-    return make_plan(GRAPH, topology, wanted, options, verify=True)
+    return verified_plan(GRAPH, topology, wanted, options)
 
 
 def fills(plan):
