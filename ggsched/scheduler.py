@@ -9,6 +9,7 @@ Everything that was made on the devices is released when the block ends.
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -36,10 +37,9 @@ from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.following import state_streams, takes_turns
 from ggsched.run.open_devices import names_of, opened
-from ggsched.run.outputs import Outputs
 from ggsched.run.protocols import Run
 from ggsched.run.release import close_after, close_all
-from ggsched.run.run_order import RunOrder, StartedRun
+from ggsched.run.run_order import Outputs, RunOrder, StartedRun
 from ggsched.run.runtime import open_runtime
 from ggsched.run.store import Progress, WeightSource, report_stage
 from ggsched.run.tensor_interop import Exchange
@@ -392,7 +392,11 @@ class Scheduler:
         began = self._clock()
         # Of runs on other machines the recorder gets what these have recorded.
         recorder = None if self._runtime.tensors is None else self._recorder
-        with recorded_run(recorder, graph, executor.plan, self.topology, wanted.rates):
+        with (
+            recorded_run(recorder, graph, executor.plan, self.topology, wanted.rates)
+            if recorder is not None
+            else nullcontext()
+        ):
             self._order.begin(executor, inputs)
             outputs = self._order.finish(executor, executor, copy=copy)
         if is_tried:

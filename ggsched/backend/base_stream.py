@@ -238,7 +238,7 @@ class BaseStream:
         self.progress.require(self.progress.enqueued, timeout_s)
 
     def __progress__(self) -> object:
-        """Return how far the stream has come; see ``ggsched.backend.patience``."""
+        """Return how far the stream has come; see ``ggsched.backend.progress``."""
         return self.progress.mark()
 
     def close(self) -> None:

@@ -28,8 +28,8 @@ from ggsched.passes.budget.memory_budget import (
     find_step_times,
     over_budget,
     require_budget,
+    with_trades,
 )
-from ggsched.passes.budget.trades import with_trades
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.experts.offload import offload_experts
 from ggsched.passes.memory.allocate import ReusePolicy, allocate

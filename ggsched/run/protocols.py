@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ggsched.backend.protocols import Device
+from ggsched.backend.protocols import Device, HostMemory
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.ir.graph import Graph
@@ -124,4 +124,29 @@ class OpensRuntime(Protocol):
 
         Raises:
             UsageError: devices that do not belong together.
+        """
+
+
+# --- messages between machines --------------------------------------------------------------------
+
+# ``docs/reference/network.md`` states the rules; ``ggsched.cluster`` keeps them over sockets.
+
+
+class Network(Protocol):
+    """The messages of one machine in one run. For one thread at a time."""
+
+    def send(self, machine: int, tag: int, source: HostMemory) -> None:
+        """Send bytes; they may change when this returns (NET-1). It does not wait (NET-3).
+
+        Raises:
+            DeviceFault: the way to the machine is broken.
+        """
+
+    def receive(self, machine: int, tag: int, target: HostMemory) -> None:
+        """Wait for the message of this run with a tag, and write its bytes (NET-2).
+
+        Messages may arrive in any order (NET-4).
+
+        Raises:
+            DeviceFault: another length, or the run was given up (NET-5).
         """

@@ -16,8 +16,8 @@ import numpy as np
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.interrupts import is_interrupt
 from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
-from ggsched.backend.patience import progress_of, wait_patiently
 from ggsched.backend.plugin_calls import broken_by, name_of, plugin_call
+from ggsched.backend.progress import progress_of, wait_patiently
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
 from ggsched.files.mapping import MappedFile, file_behind

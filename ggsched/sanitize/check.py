@@ -8,16 +8,14 @@ from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import Effects
 from ggsched.sanitize.capture import find_capture_misuse
-from ggsched.sanitize.content import find_wrong_content
-from ggsched.sanitize.deadlock import find_stuck
+from ggsched.sanitize.content import find_dead_memory, find_wrong_content
+from ggsched.sanitize.deadlock import find_event_misuse, find_stuck
 from ggsched.sanitize.disorder import find_disorder
-from ggsched.sanitize.event_use import find_event_misuse
 from ggsched.sanitize.events import EventStream
 from ggsched.sanitize.from_plan import from_plan
 from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.hazards import find_bad_hazards
-from ggsched.sanitize.lifetime import find_dead_memory
 from ggsched.sanitize.meaning import (
     find_departures,
     find_overwritten_operands,

@@ -15,8 +15,7 @@ from ggsched.passes import make_plan
 from ggsched.passes.cost.work_size import node_size
 from ggsched.passes.place import Constraints
 from ggsched.plan.codec import plan_from_json, plan_to_json
-from ggsched.plan.missing_ops import missing_ops
-from ggsched.plan.text import plan_text
+from ggsched.plan.text import missing_ops, plan_text
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched.testing.conformance import run_conformance

@@ -22,7 +22,7 @@ from ggsched.passes.options import PlanOptions
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.placement.named import placement_policy
-from ggsched.plan.missing_ops import missing_ops
+from ggsched.plan.text import missing_ops
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched.testing.generators.strategies import graphs, seeds
