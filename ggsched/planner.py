@@ -1,7 +1,7 @@
 """The planner: each graph is planned once, and where two ways are tried, the faster one stays."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ggsched.config import Settings
 from ggsched.errors import InternalError
@@ -25,20 +25,21 @@ from ggsched.topology.model import Topology
 KEPT: Final = 4
 """Plans that are kept for each whose memory is: they cost little and take a while to make."""
 
-PlanKey = tuple[
-    str,
-    tuple[tuple[str, int], ...],
-    tuple[tuple[int, int], ...],
-    tuple[str, ...],
-    str,
-    Slots | None,
-    ExpertPolicy,
-    bool,
-    str,
-    str,
-    PlanOptions,
-]
-"""All that a plan depends on, the machine apart."""
+
+class PlanKey(NamedTuple):
+    """All that a plan depends on, the machine apart. Digests are empty where nothing was given."""
+
+    graph: str
+    homes: tuple[tuple[str, int], ...]
+    pins: tuple[tuple[int, int], ...]
+    clears: tuple[str, ...]
+    rates: str
+    slots: Slots | None
+    experts: ExpertPolicy
+    reads_peers: bool
+    placement: str
+    placed: str
+    options: PlanOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,19 @@ def plan_key(
 
     Constraints name every tensor of a model while a graph has some of them; the key keeps those.
     """
-    homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
-    rates = constraints.rates.digest if constraints.rates else ""
-    pins = tuple(sorted(constraints.pins.items()))
-    slots, experts, peers = constraints.slots, constraints.experts, constraints.reads_peers
-    clears = tuple(sorted(name for name in constraints.clears if name in graph))
-    placed = constraints.digest if constraints.placed is not None else ""
-    how = slots, experts, peers, placement, placed, options
-    return graph.digest, homes, pins, clears, rates, *how
+    return PlanKey(
+        graph=graph.digest,
+        homes=tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph)),
+        pins=tuple(sorted(constraints.pins.items())),
+        clears=tuple(sorted(name for name in constraints.clears if name in graph)),
+        rates=constraints.rates.digest if constraints.rates else "",
+        slots=constraints.slots,
+        experts=constraints.experts,
+        reads_peers=constraints.reads_peers,
+        placement=placement,
+        placed=constraints.digest if constraints.placed is not None else "",
+        options=options,
+    )
 
 
 class Planner:
@@ -136,7 +142,7 @@ class Planner:
         if self._settings.streams != "autotune":
             return key
         trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
-        return (*key[:-1], trial.way)
+        return key._replace(options=trial.way)
 
     def is_tried(self, graph: Graph, constraints: Constraints) -> bool:
         """Whether the time of the next run counts."""
@@ -148,13 +154,13 @@ class Planner:
         """Report to a trial how long its run took; return the key of the plan that lost, if any."""
         key = self._key(graph, constraints)
         trial = self._trials.get(key, _no_trial)
-        return (*key[:-1], trial.other) if trial.note(seconds) else None
+        return key._replace(options=trial.other) if trial.note(seconds) else None
 
     def forget(self, digest: str) -> None:
         """Forget the plans of a graph, whatever their constraints."""
         for known in (k for k in self._keys if k[0] == digest):
             self._keys.drop(known)
-        for key in (k for k in {*self._plans, *self._trials} if k[0] == digest):
+        for key in (k for k in {*self._plans, *self._trials} if k.graph == digest):
             self._plans.drop(key)
             self._trials.drop(key)
 
@@ -178,7 +184,7 @@ class Planner:
         return self._keys.get(known, lambda: plan_key(graph, constraints, policy, self._options))
 
     def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
-        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
+        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key.options))
 
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
         policy, wanted = self._resolved(graph, constraints)
@@ -218,7 +224,7 @@ class Planner:
         plan = self._planned(graph, constraints, key)
         if not any(gain.is_taken for gain in plan.streams.gains):
             several = replace(self._options, streams=StreamPolicy(AUTO_LIMIT, is_forced=True))
-            plan = self._planned(graph, constraints, (*key[:-1], several))
+            plan = self._planned(graph, constraints, key._replace(options=several))
         trial = Trial(graph.name, (single, several))
         if not any(gain.is_taken for gain in plan.streams.gains):
             trial.settle(0, "no nodes are independent")

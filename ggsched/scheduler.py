@@ -565,7 +565,7 @@ class Scheduler:
             assert found is not None
             digests.add(found.graph.digest)
         for digest in digests:
-            for key in (k for k in self._executors if k[0] == digest):
+            for key in (k for k in self._executors if k.graph == digest):
                 self._executors.drop(key)
             self._planner.forget(digest)
 

@@ -126,5 +126,6 @@ def verify_sync(
             known.note(s)
         for d in found:
             if not known.covers(item, d):
-                raise PlanError(f"is not ordered after item {d[4]}", where=f"item {item}", why=d[0])
+                what = f"is not ordered after item {d.earlier}"
+                raise PlanError(what, where=f"item {item}", why=d.kind)
         known.enqueue(item, item)
