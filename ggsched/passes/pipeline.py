@@ -32,6 +32,7 @@ from ggsched.passes.budget.memory_budget import (
 )
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.experts.offload import offload_experts
+from ggsched.passes.experts.transfers import OffloadTransfers
 from ggsched.passes.memory.allocate import ReusePolicy, allocate
 from ggsched.passes.memory.fusion_retention import Retention, find_retention
 from ggsched.passes.memory.reuse import Concurrent, Relaxed, Sequential
@@ -221,7 +222,10 @@ def _schedule(problem: PlacementProblem, placement: Placement, options: PlanOpti
     wanted = problem.constraints
 
     placement = offload_experts(graph, topology, placement, wanted.experts, rates)
-    splits = split(graph, topology, placement, wanted.clears, peers=wanted.reads_peers)
+    operands = OffloadTransfers(graph, topology, placement) if placement.offloads else None
+    splits = split(
+        graph, topology, placement, wanted.clears, peers=wanted.reads_peers, policy=operands
+    )
     fusions = fuse(graph, topology, splits) if options.fuse else ()
     policy = options.streams
     if wanted.slots is not None and not policy.is_forced:
