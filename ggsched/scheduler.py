@@ -36,11 +36,10 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.following import state_streams, takes_turns
-from ggsched.run.open_devices import names_of, opened
 from ggsched.run.protocols import Run
 from ggsched.run.release import close_after, close_all
 from ggsched.run.run_order import Outputs, RunOrder, StartedRun
-from ggsched.run.runtime import open_runtime
+from ggsched.run.runtime import names_of, open_runtime, opened
 from ggsched.run.store import Progress, WeightSource, report_stage
 from ggsched.run.tensor_interop import Exchange
 from ggsched.topology.cost import GUESSES, MachineRates

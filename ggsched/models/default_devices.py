@@ -23,8 +23,8 @@ from ggsched.models.offload import LEFT_FOR_RESULTS
 from ggsched.models.quick_rates import WORTH_NBYTES, with_products
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.cost.work_size import node_works, work_costs
-from ggsched.run.open_devices import opened
 from ggsched.run.release import close_all
+from ggsched.run.runtime import opened
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import Rates
 from ggsched.units import nbytes_text, seconds_text

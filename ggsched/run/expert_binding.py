@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ggsched.backend.chosen_rows import ChosenRows
+from ggsched.backend.program import ChosenRows
 from ggsched.backend.protocols import Buffer, HostMemory, Stream
 from ggsched.errors import DeviceFault
 from ggsched.plan.bundle import Plan

@@ -67,12 +67,6 @@ class Outputs(dict[int, np.ndarray]):
         return Outputs, (self._graph, dict(self))
 
 
-# --- order ----------------------------------------------------------------------------------------
-
-
-P = TypeVar("P")
-
-
 class StartedRun:
     """A run of ``Scheduler.start``; whoever started it takes its outputs when they are needed.
 
@@ -136,6 +130,12 @@ class StartedRun:
         self._finish, self._is_done, self._error = None, lambda: True, error
 
 
+# --- order ----------------------------------------------------------------------------------------
+
+
+P = TypeVar("P")
+
+
 @dataclass(frozen=True, slots=True)
 class _Request(Generic[P]):
     """What was requested last; while the run, or its alternate, is the last one, all this holds."""
@@ -167,7 +167,7 @@ class RunOrder(Generic[P]):
         self._started: list[tuple[Run, StartedRun]] = []
 
     def repeated(self, graph: object, constraints: object) -> tuple[P, Run] | None:
-        """Return what was remembered, if the last run was of these: a token like the one before."""
+        """Return what was remembered, if the last run was of these."""
         known, last = self._request, self.last
         if (
             known is not None
@@ -197,14 +197,8 @@ class RunOrder(Generic[P]):
             run: To be started.
             streams: Its ``state_streams``; None to let the host order what comes next.
         """
-        last, under_way = self.last, self._under_way
-        follows = (
-            run is not last
-            and last is not None
-            and streams is not None
-            and under_way is not None
-            and all(under_way.get(name, s) == s for name, s in streams.items())
-        )
+        last = self.last
+        follows = run is not last and self._follows(streams)
         self.last = None
         if follows:
             run.follow()
@@ -215,6 +209,12 @@ class RunOrder(Generic[P]):
             self._under_way = None
         elif run is not last:
             self._under_way.update(streams)
+
+    def _follows(self, streams: StateStreams | None) -> bool:
+        """Whether streams keep a run in order with all that is under way."""
+        if self.last is None or streams is None or self._under_way is None:
+            return False
+        return all(self._under_way.get(name, s) == s for name, s in streams.items())
 
     def begin(self, run: Run, inputs: Mapping[str, ArrayLike]) -> None:
         """Start a run that is in order with all that is under way; the next one may not follow."""

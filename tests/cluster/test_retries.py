@@ -13,7 +13,7 @@ from ggsched.config import Settings
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.models.load import load_model
 from ggsched.models.session import Session, SessionOptions
-from ggsched.run import open_devices as opening
+from ggsched.run import runtime as opening
 from tests.cluster.workers import Members
 from tests.models.helpers import ORACLE
 

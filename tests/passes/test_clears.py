@@ -17,7 +17,7 @@ from ggsched.plan.memory import Region
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import plan_text
 from ggsched.run.capture_plan import plan_capture
-from ggsched.run.open_devices import open_devices
+from ggsched.run.runtime import open_devices
 from ggsched.sanitize import check_plan, check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.testing.explore import PlanProgram, explore

@@ -282,7 +282,7 @@ def test_many_runs_of_many_graphs():
             total += 1.0 + k
             wanted.append(total)
             runs.append(started(scheduler, made[k], 1))
-            assert len(scheduler._started) <= 4
+            assert len(scheduler._order._started) <= 4
         assert values(*runs) == wanted
     assert_released(*devices)
 
