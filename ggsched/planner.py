@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from ggsched.config import Settings
-from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.decomposed_plan import DecomposedGraph, decomposed_plan
@@ -17,7 +16,7 @@ from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.named import placement_policy
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
-from ggsched.run.autotune import Measured, Trial
+from ggsched.run.autotune import Measured, Trial, Trials
 from ggsched.run.cache import RecentCache
 from ggsched.sanitize import check_plan
 from ggsched.topology.model import Topology
@@ -98,7 +97,7 @@ class Planner:
         self._options = plan_options(settings, topology)
         self._plans: RecentCache[PlanKey, Plan] = RecentCache(KEPT * plan_limit)
         self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(KEPT * plan_limit)
-        self._trials: RecentCache[PlanKey, Trial[PlanOptions]] = RecentCache(KEPT * plan_limit)
+        self._trials: Trials[PlanKey, PlanOptions] = Trials(KEPT * plan_limit)
         self._known_homes: dict[str, int] = {}
 
     @property
@@ -109,7 +108,7 @@ class Planner:
     @property
     def measured(self) -> tuple[Measured, ...]:
         """What was found about one stream against several, for the graphs run last."""
-        return tuple(trial.measured for trial in self._trials.values())
+        return self._trials.measured
 
     def plan(self, graph: Graph, constraints: Constraints) -> Plan:
         """Return the plan that the next run of a graph uses; a new one is checked first.
@@ -141,40 +140,38 @@ class Planner:
         key = self._key(graph, constraints)
         if self._settings.streams != "autotune":
             return key
-        trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
-        return key._replace(options=trial.way)
+        way = self._trials.way(key, lambda: self._begin_trial(graph, constraints, key))
+        return key._replace(options=way)
 
     def is_tried(self, graph: Graph, constraints: Constraints) -> bool:
         """Whether the time of the next run counts."""
-        if self._settings.streams != "autotune":
-            return False
-        return self._trials.get(self._key(graph, constraints), _no_trial).is_open
+        is_tuned = self._settings.streams == "autotune"
+        return is_tuned and self._trials.is_open(self._key(graph, constraints))
 
     def note_run(self, graph: Graph, constraints: Constraints, seconds: float) -> PlanKey | None:
         """Report to a trial how long its run took; return the key of the plan that lost, if any."""
         key = self._key(graph, constraints)
-        trial = self._trials.get(key, _no_trial)
-        return key._replace(options=trial.other) if trial.note(seconds) else None
+        loser = self._trials.note(key, seconds)
+        return None if loser is None else key._replace(options=loser)
 
     def forget(self, digest: str) -> None:
         """Forget the plans of a graph, whatever their constraints."""
         for known in (k for k in self._keys if k[0] == digest):
             self._keys.drop(known)
-        for key in (k for k in {*self._plans, *self._trials} if k.graph == digest):
+        for key in (k for k in self._plans if k.graph == digest):
             self._plans.drop(key)
-            self._trials.drop(key)
+        self._trials.forget(lambda key: key.graph == digest)
 
     def settle(self, reason: str) -> None:
         """End all trials: one stream per device it is."""
-        for trial in self._trials.values():
-            trial.settle(0, reason)
+        self._trials.settle(reason)
 
     def move_to(self, topology: Topology) -> None:
         """Plan for this machine from now on; memory sizes may differ from opening to opening."""
         if topology != self._topology:
             self._topology = topology
             self._plans.take_all()
-            self._trials.take_all()
+            self._trials.forget()
             self._known_homes.clear()
 
     def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
@@ -229,7 +226,3 @@ class Planner:
         if not any(gain.is_taken for gain in plan.streams.gains):
             trial.settle(0, "no nodes are independent")
         return trial
-
-
-def _no_trial() -> Trial[PlanOptions]:
-    raise InternalError("a run was not part of the trial that chose it")

@@ -242,7 +242,7 @@ def _schedule(problem: PlacementProblem, placement: Placement, options: PlanOpti
         data_sync = plan_sync(order, streams, topology, dependencies)
         visibility = find_visibility(splits, live, order, data_sync)
     retention = find_retention(graph, topology, splits, streams, fusions, live)
-    rings = find_rings(splits, streams, wanted.slots)
+    rings = find_rings(splits, streams, wanted.slots) if wanted.slots is not None else {}
 
     return Schedule(
         graph=graph,
@@ -305,6 +305,8 @@ def _plan_within_budget(s: Schedule, options: PlanOptions) -> Plan:
     budget = dict(options.memory_budget)
     policy = s.reuse_policy(options.packing_effort)
     memory = plan_memory(s, policy)
+    if not budget:
+        return plan_commands(s, memory)
     if over_budget(memory, budget) and policy.retention.held:
         policy = policy.without_hints()
         memory = plan_memory(s, policy)
