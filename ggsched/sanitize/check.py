@@ -91,7 +91,7 @@ def check_plan(
         topology: The machine. With it copies are compared with its paths.
         without: Names of ``RELATIONS`` that are not looked at.
         order: Whether to look at the order of accesses and the contents of memory too. Without it
-            artifacts, commands and graph are compared, which takes about half as long.
+            artifacts, commands and graph are compared.
 
     Examples:
         >>> from ggsched import GraphBuilder, Scheduler
