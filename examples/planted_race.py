@@ -23,7 +23,7 @@ def two_devices():
     h = g.silu(g.add(g.input("x", (4,)), g.weight("a", (4,))))
     graph = g.build(g.add(h, g.weight("b", (4,))))
     topology = probe(SimWorld([SimConfig(), SimConfig()]).open_all())
-    plan = make_plan(graph, topology, Constraints(homes={"a": 0, "b": 1}), verify=True)
+    plan = make_plan(graph, topology, Constraints(homes={"a": 0, "b": 1}))
     return graph, topology, plan
 
 

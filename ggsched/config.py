@@ -37,7 +37,7 @@ class Settings:
         backends: Names of the backends that may be used, in order of preference; None for all.
         timeout_s: How long the host waits for devices that make no progress.
         sanitize: ``plan`` checks every new plan for races before it runs.
-        verify: Whether artifacts are verified between passes.
+        verify: Whether each plan is compared with its graph and the machine before it runs.
         fuse: Whether nodes that a device can compile as one run as one.
         debug: Level of messages on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
             2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
@@ -421,7 +421,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "GGSCHED_VERIFY",
         "verify",
         "0 or 1",
-        "1: what each pass makes is verified before the next pass reads it.",
+        "1: each plan is compared with its graph and the machine before it runs.",
         _flag,
     ),
     Variable(

@@ -1,10 +1,9 @@
 """The planner: each graph is planned once, and where two ways are tried, the faster one stays."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ggsched.config import Settings
-from ggsched.errors import InternalError
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.decomposed_plan import DecomposedGraph, decomposed_plan
@@ -17,7 +16,7 @@ from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.named import placement_policy
 from ggsched.plan.bundle import Plan
 from ggsched.report.debug_output import log_plan
-from ggsched.run.autotune import Measured, Trial
+from ggsched.run.autotune import Measured, Trial, Trials
 from ggsched.run.cache import RecentCache
 from ggsched.sanitize import check_plan
 from ggsched.topology.model import Topology
@@ -25,20 +24,21 @@ from ggsched.topology.model import Topology
 KEPT: Final = 4
 """Plans that are kept for each whose memory is: they cost little and take a while to make."""
 
-PlanKey = tuple[
-    str,
-    tuple[tuple[str, int], ...],
-    tuple[tuple[int, int], ...],
-    tuple[str, ...],
-    str,
-    Slots | None,
-    ExpertPolicy,
-    bool,
-    str,
-    str,
-    PlanOptions,
-]
-"""All that a plan depends on, the machine apart."""
+
+class PlanKey(NamedTuple):
+    """All that a plan depends on, the machine apart. Digests are empty where nothing was given."""
+
+    graph: str
+    homes: tuple[tuple[str, int], ...]
+    pins: tuple[tuple[int, int], ...]
+    clears: tuple[str, ...]
+    rates: str
+    slots: Slots | None
+    experts: ExpertPolicy
+    reads_peers: bool
+    placement: str
+    placed: str
+    options: PlanOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,19 @@ def plan_key(
 
     Constraints name every tensor of a model while a graph has some of them; the key keeps those.
     """
-    homes = tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph))
-    rates = constraints.rates.digest if constraints.rates else ""
-    pins = tuple(sorted(constraints.pins.items()))
-    slots, experts, peers = constraints.slots, constraints.experts, constraints.reads_peers
-    clears = tuple(sorted(name for name in constraints.clears if name in graph))
-    placed = constraints.digest if constraints.placed is not None else ""
-    how = slots, experts, peers, placement, placed, options
-    return graph.digest, homes, pins, clears, rates, *how
+    return PlanKey(
+        graph=graph.digest,
+        homes=tuple(sorted((n, d) for n, d in constraints.homes.items() if n in graph)),
+        pins=tuple(sorted(constraints.pins.items())),
+        clears=tuple(sorted(name for name in constraints.clears if name in graph)),
+        rates=constraints.rates.digest if constraints.rates else "",
+        slots=constraints.slots,
+        experts=constraints.experts,
+        reads_peers=constraints.reads_peers,
+        placement=placement,
+        placed=constraints.digest if constraints.placed is not None else "",
+        options=options,
+    )
 
 
 class Planner:
@@ -92,7 +97,7 @@ class Planner:
         self._options = plan_options(settings, topology)
         self._plans: RecentCache[PlanKey, Plan] = RecentCache(KEPT * plan_limit)
         self._keys: RecentCache[tuple[str, str], PlanKey] = RecentCache(KEPT * plan_limit)
-        self._trials: RecentCache[PlanKey, Trial[PlanOptions]] = RecentCache(KEPT * plan_limit)
+        self._trials: Trials[PlanKey, PlanOptions] = Trials(KEPT * plan_limit)
         self._known_homes: dict[str, int] = {}
 
     @property
@@ -103,7 +108,7 @@ class Planner:
     @property
     def measured(self) -> tuple[Measured, ...]:
         """What was found about one stream against several, for the graphs run last."""
-        return tuple(trial.measured for trial in self._trials.values())
+        return self._trials.measured
 
     def plan(self, graph: Graph, constraints: Constraints) -> Plan:
         """Return the plan that the next run of a graph uses; a new one is checked first.
@@ -135,40 +140,38 @@ class Planner:
         key = self._key(graph, constraints)
         if self._settings.streams != "autotune":
             return key
-        trial = self._trials.get(key, lambda: self._begin_trial(graph, constraints, key))
-        return (*key[:-1], trial.way)
+        way = self._trials.way(key, lambda: self._begin_trial(graph, constraints, key))
+        return key._replace(options=way)
 
     def is_tried(self, graph: Graph, constraints: Constraints) -> bool:
         """Whether the time of the next run counts."""
-        if self._settings.streams != "autotune":
-            return False
-        return self._trials.get(self._key(graph, constraints), _no_trial).is_open
+        is_tuned = self._settings.streams == "autotune"
+        return is_tuned and self._trials.is_open(self._key(graph, constraints))
 
     def note_run(self, graph: Graph, constraints: Constraints, seconds: float) -> PlanKey | None:
         """Report to a trial how long its run took; return the key of the plan that lost, if any."""
         key = self._key(graph, constraints)
-        trial = self._trials.get(key, _no_trial)
-        return (*key[:-1], trial.other) if trial.note(seconds) else None
+        loser = self._trials.note(key, seconds)
+        return None if loser is None else key._replace(options=loser)
 
     def forget(self, digest: str) -> None:
         """Forget the plans of a graph, whatever their constraints."""
         for known in (k for k in self._keys if k[0] == digest):
             self._keys.drop(known)
-        for key in (k for k in {*self._plans, *self._trials} if k[0] == digest):
+        for key in (k for k in self._plans if k.graph == digest):
             self._plans.drop(key)
-            self._trials.drop(key)
+        self._trials.forget(lambda key: key.graph == digest)
 
     def settle(self, reason: str) -> None:
         """End all trials: one stream per device it is."""
-        for trial in self._trials.values():
-            trial.settle(0, reason)
+        self._trials.settle(reason)
 
     def move_to(self, topology: Topology) -> None:
         """Plan for this machine from now on; memory sizes may differ from opening to opening."""
         if topology != self._topology:
             self._topology = topology
             self._plans.take_all()
-            self._trials.take_all()
+            self._trials.forget()
             self._known_homes.clear()
 
     def _key(self, graph: Graph, constraints: Constraints) -> PlanKey:
@@ -178,23 +181,19 @@ class Planner:
         return self._keys.get(known, lambda: plan_key(graph, constraints, policy, self._options))
 
     def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
-        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key[-1]))
+        return self._plans.get(key, lambda: self._make_plan(graph, constraints, key.options))
 
     def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
         policy, wanted = self._resolved(graph, constraints)
-        plan = make_plan(
-            graph,
-            self._topology,
-            wanted,
-            options,
-            placement=policy,
-            verify=self._settings.verify,
-        )
+        plan = make_plan(graph, self._topology, wanted, options, placement=policy)
         self._note_homes(graph, plan)
         log_plan(plan, self._settings.debug)
-        if self._settings.sanitize == "plan":
+        order = self._settings.sanitize == "plan"
+        if order or self._settings.verify:
             # Allocation reports missing memory as OutOfMemory, with what would fit.
-            check_plan(plan, graph=graph, without=("memory_sizes",)).raise_if_findings()
+            skipped, machine = ("memory_sizes",), self._topology
+            report = check_plan(plan, graph=graph, topology=machine, without=skipped, order=order)
+            report.raise_if_findings()
         return plan
 
     def _resolved(
@@ -222,12 +221,8 @@ class Planner:
         plan = self._planned(graph, constraints, key)
         if not any(gain.is_taken for gain in plan.streams.gains):
             several = replace(self._options, streams=StreamPolicy(AUTO_LIMIT, is_forced=True))
-            plan = self._planned(graph, constraints, (*key[:-1], several))
+            plan = self._planned(graph, constraints, key._replace(options=several))
         trial = Trial(graph.name, (single, several))
         if not any(gain.is_taken for gain in plan.streams.gains):
             trial.settle(0, "no nodes are independent")
         return trial
-
-
-def _no_trial() -> Trial[PlanOptions]:
-    raise InternalError("a run was not part of the trial that chose it")

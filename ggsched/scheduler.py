@@ -9,20 +9,21 @@ Everything that was made on the devices is released when the block ends.
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
 
-from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
-from ggsched.backend.protocols import Device, HostMemory
+from ggsched.backend.protocols import Device
 from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
-from ggsched.errors import GgschedError, OutOfDeviceMemory, UsageError
-from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
+from ggsched.errors import OutOfDeviceMemory, UsageError
+from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_weights
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.passes.recognise import recognise_attention
@@ -33,22 +34,17 @@ from ggsched.report.predicted_timeline import recorded_run
 from ggsched.run.autotune import Measured
 from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
-from ggsched.run.executor import Executor
 from ggsched.run.expert_ledger import ExpertLedger
-from ggsched.run.following import StateStreams, state_streams, takes_turns
-from ggsched.run.open_devices import names_of, opened
-from ggsched.run.outputs import Outputs
+from ggsched.run.following import state_streams, takes_turns
+from ggsched.run.protocols import Run
 from ggsched.run.release import close_after, close_all
-from ggsched.run.resources import Resources
-from ggsched.run.started import StartedRun
-from ggsched.run.store import Progress, TensorStore, WeightSource
+from ggsched.run.run_order import Outputs, RunOrder, StartedRun
+from ggsched.run.runtime import names_of, open_runtime, opened
+from ggsched.run.store import Progress, WeightSource, report_stage
 from ggsched.run.tensor_interop import Exchange
 from ggsched.topology.cost import GUESSES, MachineRates
 from ggsched.topology.model import Topology
 from ggsched.trace.recorder import Recorder
-from ggsched.trace.tracing import traced
-from ggsched_cluster.remote_devices import Group, group_of
-from ggsched_cluster.remote_store import RemoteRun, RemoteStore
 
 _FREE: Final = Constraints()
 
@@ -71,28 +67,6 @@ class Planned:
     tensor_of: Mapping[int, int] | None
     before: Graph
     origin: tuple[int, ...] = ()
-
-
-Run = Executor | RemoteRun
-"""A plan that is bound to devices of this process or of other machines."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    """A run that the next one may be like: a token like the one before it.
-
-    Attributes:
-        graph: As it was given.
-        constraints: As they were given.
-        planned: What was planned for these.
-        executor: What ran, or has the alternate that ran. While that is the scheduler's last, all
-            this holds.
-    """
-
-    graph: Graph
-    constraints: Constraints | None
-    planned: Planned
-    executor: Run
 
 
 class Scheduler:
@@ -169,6 +143,7 @@ class Scheduler:
         self._weights: WeightSource = host_weights({} if weights is None else weights)
         self._progress = progress
         self._recorder = recorder_for(self.settings.debug, recorder)
+        self._executors: RecentCache[PlanKey, Run] = RecentCache(plan_limit, self._evict)
         self._owned, given = opened(devices, self.settings)
         try:
             self._set_up(given)
@@ -177,13 +152,8 @@ class Scheduler:
         except BaseException:
             close_all(self._owned)
             raise
-        self._executors: RecentCache[PlanKey, Run] = RecentCache(plan_limit, self._evict)
         self._planned: RecentCache[tuple[str, str], Planned] = RecentCache(KEPT * plan_limit)
         self._clock = clock
-        self._last: Run | None = None
-        self._ran: _Ran | None = None
-        self._under_way: dict[str, tuple[int, int]] | None = {}
-        self._started: list[tuple[Executor, StartedRun]] = []
         self._has_room = True
         self._setup_s = 0.0
         self._is_closed = False
@@ -341,8 +311,7 @@ class Scheduler:
             >>> results["y"].shape
             (1, 3)
         """
-        if self._started:
-            self._settle()
+        self._order.settle()
         planned, executor, is_tried = self._chosen(graph, constraints)
         return _outputs(graph, planned, self._run(executor, planned, inputs, is_tried, copy))
 
@@ -378,21 +347,11 @@ class Scheduler:
             [0.0, 2.0, 4.0]
         """
         planned, executor, is_tried = self._chosen(graph, constraints)
-        if not self.overlaps or not isinstance(executor, Executor):
+        if not self.overlaps:
             made = self._run(executor, planned, inputs, is_tried, copy=True)
             return StartedRun.ended(self.guard, _outputs(graph, planned, made))
         executor = self._idle(planned.graph, executor)
-        self._order(executor, executor.state_streams)
-
-        def finish() -> Outputs:
-            self._settle(executor)
-            return _outputs(graph, planned, self._finish(executor, self._last))
-
-        run = StartedRun(self.guard, finish, lambda: executor.is_done)
-        self._begin(executor, inputs)
-        self._started.append((executor, run))
-        self._last = executor
-        return run
+        return self._order.start(executor, inputs, self.guard, partial(_outputs, graph, planned))
 
     @property
     def overlaps(self) -> bool:
@@ -402,27 +361,20 @@ class Scheduler:
         other machines, and with a memory budget, as a second run takes memory of its own.
         """
         is_tried = self.settings.streams == "autotune" or self._recorder is not None
-        is_local = not isinstance(self._store, RemoteStore)
+        is_local = self._runtime.tensors is not None
         return is_local and not is_tried and not self.settings.memory_budget
 
     def _chosen(self, graph: Graph, constraints: Constraints | None) -> tuple[Planned, Run, bool]:
         """Return what was planned for a graph, what runs it, and whether that is a trial."""
-        ran, last = self._ran, self._last
-        if (
-            ran is not None
-            and last is not None
-            and last in (ran.executor, ran.executor.alternate)
-            and ran.graph is graph
-            and ran.constraints is constraints
-        ):
-            return ran.planned, ran.executor, False
+        repeated = self._order.repeated(graph, constraints)
+        if repeated is not None:
+            return *repeated, False
         planned = self.planned(graph, constraints)
         executor = self._executor(planned.graph, planned.constraints)
         if self.settings.streams == "autotune":
-            self._ran = None
             is_tried = self._planner.is_tried(planned.graph, planned.constraints)
             return planned, executor, is_tried
-        self._ran = _Ran(graph, constraints, planned, executor)
+        self._order.remember(graph, constraints, planned, executor)
         return planned, executor, False
 
     def _run(
@@ -435,77 +387,25 @@ class Scheduler:
     ) -> dict[int, np.ndarray]:
         graph, wanted = planned.graph, planned.constraints
         executor = self._in_turn(graph, executor)
-        streams = executor.state_streams if isinstance(executor, Executor) else None
-        self._order(executor, None if is_tried else streams)
+        self._order.enter(executor, None if is_tried else executor.state_streams)
         began = self._clock()
-        if not isinstance(executor, Executor):
-            outputs = executor.run(host_arrays(inputs), copy=copy)
-            self._last = executor
-        elif self._recorder is None:
-            self._begin(executor, inputs)
-            outputs = self._finish(executor, executor, copy=copy)
-        else:
-            known, recorder = wanted.rates, self._recorder
-            with recorded_run(recorder, graph, executor.plan, self.topology, known):
-                self._begin(executor, inputs)
-                outputs = self._finish(executor, executor, copy=copy)
+        # Of runs on other machines the recorder gets what these have recorded.
+        recorder = None if self._runtime.tensors is None else self._recorder
+        with (
+            recorded_run(recorder, graph, executor.plan, self.topology, wanted.rates)
+            if recorder is not None
+            else nullcontext()
+        ):
+            self._order.begin(executor, inputs)
+            outputs = self._order.finish(executor, executor, copy=copy)
         if is_tried:
-            self._drain()
+            self._order.drain()
             loser = self._planner.note_run(graph, wanted, self._clock() - began)
             if loser is not None:
                 self._executors.drop(loser)
         return outputs
 
-    def _begin(self, executor: Executor, inputs: Mapping[str, ArrayLike]) -> None:
-        """Start a run that is in order with all that is under way; the next one may not follow."""
-        self._store.require_files()
-        executor.start(host_arrays(inputs))
-
-    def _finish(
-        self, executor: Executor, last: Run | None, *, copy: bool = True
-    ) -> dict[int, np.ndarray]:
-        """Wait for the first run that is under way; ``last`` is the one started last."""
-        self._last = None  # a run that is cut short leaves work behind
-        del self._started[:1]
-        outputs = executor.finish(copy=copy)
-        self._store.require_files()  # what was read of a file that was cut short does not count
-        self._last = last
-        return outputs
-
-    def _order(self, executor: Run, streams: StateStreams | None) -> None:
-        """Order a run behind all that is under way: by streams if that is enough, or by the host.
-
-        Hazards between runs are discharged within one plan only, so two plans that share states on
-        several streams are kept apart by the host. Until a run has begun, or came to its end, no
-        other may follow it: if it is cut short, the next one drains.
-        """
-        last = self._last
-        follows = executor is not last and self._follows(streams)
-        self._last = None
-        if follows:
-            assert isinstance(executor, Executor)
-            executor.follow()
-        elif executor is not last:
-            self._drain()
-            self._under_way = {}
-        if streams is None or self._under_way is None:
-            self._under_way = None
-        elif executor is not last:
-            self._under_way.update(streams)
-
-    def _settle(self, before: Executor | None = None) -> None:
-        """Wait for runs that were started, all or those that were started before one.
-
-        Their errors are for those who take the outputs.
-        """
-        while self._started and self._started[0][0] is not before:
-            started = self._started[0]
-            started[1].settle()
-            if self._started[:1] == [started]:  # the wait was cut short: who is next drains
-                self._last = None
-                del self._started[0]
-
-    def _idle(self, graph: Graph, executor: Executor) -> Executor:
+    def _idle(self, graph: Graph, executor: Run) -> Run:
         """Return the executor or its alternate, whichever has no run under way."""
         if not executor.is_under_way:
             return executor
@@ -513,7 +413,7 @@ class Scheduler:
         if other is None and executor.state_streams is not None:
             other = self._alternate(graph, executor)
         if other is None or other.is_under_way:
-            self._settle()
+            self._order.settle()
             return executor
         return other
 
@@ -522,25 +422,20 @@ class Scheduler:
 
         An alternate is made if there is memory for it.
         """
-        if not isinstance(executor, Executor) or executor is not self._last or not executor.owes:
-            return executor
-        if not executor.takes_turns:
-            return executor
-        return self._alternate(graph, executor) or executor
+        owes = executor is self._order.last and executor.owes and executor.takes_turns
+        return (self._alternate(graph, executor) if owes else None) or executor
 
-    def _alternate(self, graph: Graph, executor: Executor) -> Executor | None:
+    def _alternate(self, graph: Graph, executor: Run) -> Run | None:
         """Return the plan once more, with memory of its own, if there is any."""
         if executor.alternate is None and self._has_room and not self.settings.memory_budget:
             began = time.perf_counter()
             try:
-                alternate = self._bound(graph, executor.plan)
+                executor.alternate = self._bound(graph, executor.plan)
             except OutOfDeviceMemory:
                 self._has_room = False
                 return None
             finally:
                 self._setup_s += time.perf_counter() - began
-            assert isinstance(alternate, Executor)  # as the first
-            executor.alternate = alternate
         return executor.alternate if self._has_room else None
 
     def takes_turns(self, plan: Plan, *, started: bool = False) -> bool:
@@ -555,15 +450,9 @@ class Scheduler:
             ...     scheduler.takes_turns(scheduler.plan(graph))  # the host waits for its output
             False
         """
-        if isinstance(self._store, RemoteStore) or self.settings.memory_budget:
+        if self._runtime.tensors is None or self.settings.memory_budget:
             return False
         return takes_turns(plan) or (started and self.overlaps and state_streams(plan) is not None)
-
-    def _follows(self, streams: StateStreams | None) -> bool:
-        """Whether streams keep a run in order with all that is under way."""
-        if self._last is None or streams is None or self._under_way is None:
-            return False
-        return all(self._under_way.get(name, s) == s for name, s in streams.items())
 
     @guarded()
     def prepare(self, graph: Graph, constraints: Constraints | None = None) -> None:
@@ -604,13 +493,14 @@ class Scheduler:
     @property
     def exchange(self) -> Exchange:
         """Gives resident tensors to other libraries, and takes states from them."""
-        if isinstance(self._store, RemoteStore):
+        tensors = self._runtime.tensors
+        if tensors is None:
             raise UsageError(
                 "tensors of other machines cannot be exchanged",
                 where=self._bare[0].facts.name,
                 hint="make them outputs of the graph",
             )
-        return Exchange(self._store, self._drain, self.guard)
+        return Exchange(tensors, self._order.drain, self.guard)
 
     @guarded(may_nest=True)
     def free_nbytes(self) -> tuple[int, ...]:
@@ -651,9 +541,7 @@ class Scheduler:
         unknown = sorted(set(names) - self._store.names)
         if unknown:
             raise UsageError(f"{unknown[0]!r} is not resident", where="reload_weights")
-        self._drain()
-        self._last = self._ran = None
-        close_all(self._executors.values(), self._executors.take_all)
+        self._release_plans()
         self._store.release(names)
 
     @guarded()
@@ -676,7 +564,7 @@ class Scheduler:
             assert found is not None
             digests.add(found.graph.digest)
         for digest in digests:
-            for key in (k for k in self._executors if k[0] == digest):
+            for key in (k for k in self._executors if k.graph == digest):
                 self._executors.drop(key)
             self._planner.forget(digest)
 
@@ -708,7 +596,7 @@ class Scheduler:
             ...     print(*results, *scheduler.run(count, {"x": x})["y"][0])
             1.0 2.0 1.0 1.0
         """
-        self._drain()
+        self._order.drain()
         self._store.clear_states()
 
     @guarded()
@@ -770,7 +658,7 @@ class Scheduler:
     @guarded(name="Scheduler.close")
     def _close(self) -> None:
         self._is_closed = True
-        if self._devices:
+        if self._is_open:
             self._release()
 
     def __enter__(self) -> Self:
@@ -789,94 +677,58 @@ class Scheduler:
         self._bare = tuple(devices)
         self.topology = probe(devices)
         self._rates = _measured_rates(self.topology, self.settings)
-        self._devices = list(devices)
-        self._store: TensorStore | RemoteStore
-        group = group_of(devices)
-        if group is not None:
-            self._store = self._remote_store(group)
-            return
-        if self.settings.checked:
-            self._devices = checked(self._devices)
-        if self._recorder is not None:
-            self._devices = traced(self._devices, self._recorder)
-        timeout_s, progress = self.settings.timeout_s, self._progress
-        self._store = TensorStore(
-            self._devices,
-            self._weights,
-            timeout_s=timeout_s,
-            progress=progress,
-            note=self._note_write if self._recorder is not None else None,
+        self._is_open = True
+        self._runtime = open_runtime(
+            devices, self._weights, self.settings, self._progress, self._recorder
         )
-
-    def _remote_store(self, group: Group) -> RemoteStore:
-        return RemoteStore(
-            group,
-            host_weights(self._weights),
-            timeout_s=self.settings.timeout_s,
-            capture=self.settings.capture,
-            checked=self.settings.checked,
-            is_sanitized=self.settings.sanitize == "plan",
-            progress=self._progress,
-            recorder=self._recorder,
-        )
-
-    def _note_write(self, memory: HostMemory) -> None:
-        """Write down that the host wrote to memory from which a device takes a weight."""
-        recorder = self._recorder
-        assert recorder is not None
-        recorder.add(recorder.host_work("read a weight", writes=[memory]))
+        self._store = self._runtime.store
+        self._order: RunOrder[Planned] = RunOrder(self._store, self._executors.values)
 
     def _release(self) -> None:
         """Drain the streams and release everything."""
-        self._last = self._ran = None
+        self._order.forget()
         self._has_room = True
         # Whatever fails while draining has been reported before, or nothing waits for it any more.
-        self._settle_drained(self._store.drain())
+        self._order.drained()
         close_all([*self._executors.values(), self._store, *self._owned], self._released)
 
     def _released(self) -> None:
         self._executors.take_all()
-        self._devices = []
+        self._is_open = False
+
+    def _release_plans(self) -> None:
+        self._order.drain()
+        self._order.forget()
+        close_all(self._executors.values(), self._executors.take_all)
 
     def _bind(self, graph: Graph, constraints: Constraints) -> Run:
         """Return a plan with its resources; plans that are merely kept give way to it."""
-        self._store.stage("planning")
+        report_stage(self._progress, "planning")
         plan = self._planner.plan(graph, constraints)
-        if isinstance(self._store, RemoteStore) or not self._store.holds(plan.memory.arenas):
-            self._drain()  # filling weights must not overtake work that is under way
+        if not self._store.holds(plan.memory.arenas):
+            self._order.drain()  # filling weights must not overtake work that is under way
         try:
             return self._bound(graph, plan)
         except OutOfDeviceMemory:
             if not len(self._executors):
                 raise
-        if any(isinstance(e, Executor) and e.alternate for e in self._executors.values()):
+        if any(e.alternate for e in self._executors.values()):
             self._has_room = False
-        self._drain()
-        self._last = self._ran = None
-        close_all(self._executors.values(), self._executors.take_all)
+        self._release_plans()
         self._planner.settle("there is no memory for two plans")
         return self._bound(graph, plan)
 
     def _bound(self, graph: Graph, plan: Plan) -> Run:
-        self._store.hold(graph.constants)
-        if isinstance(self._store, RemoteStore):
-            made = self._store.bind(graph, plan)
-            self._store.stage("running")
-            return made
-        resources = Resources(graph, plan, self._store)
-        self._store.stage("running")
-        timeout_s, recorder = self.settings.timeout_s, self._recorder
-        captures = self.settings.capture
-        return Executor(
-            graph, plan, resources, timeout_s=timeout_s, recorder=recorder, captures=captures
-        )
+        made = self._runtime.bind(graph, plan)
+        report_stage(self._progress, "running")
+        return made
 
     def _executor(self, graph: Graph, constraints: Constraints) -> Run:
         if self._is_closed:
             raise UsageError("the scheduler is closed")
         key = self._planner.next_key(graph, constraints)
         known = self._executors.get(key, lambda: self._timed_bind(graph, constraints))
-        if isinstance(known, Executor) and known.is_closed:  # its eviction was interrupted
+        if known.is_closed:  # its eviction was interrupted
             self._executors.drop(key)
             known = self._executors.get(key, lambda: self._timed_bind(graph, constraints))
         return known
@@ -889,30 +741,10 @@ class Scheduler:
             self._setup_s += time.perf_counter() - began
 
     def _evict(self, executor: Run) -> None:
-        self._drain()
-        if self._last in (executor, executor.alternate if isinstance(executor, Executor) else None):
-            self._last = self._ran = None
+        self._order.drain()
+        if self._order.last in (executor, executor.alternate):
+            self._order.forget()
         executor.close()
-
-    def _drain(self) -> None:
-        last, self._last = self._last, None  # until all have taken note
-        failures = self._store.drain()
-        self._settle_drained(failures)
-        if failures:
-            raise failures[0]
-        for executor in self._executors.values():
-            if isinstance(executor, Executor):
-                executor.drained()
-        self._last = last
-
-    def _settle_drained(self, failures: Sequence[GgschedError]) -> None:
-        """Take note of how the runs ended that were started: all streams have been drained."""
-        while self._started and failures:
-            executor, run = self._started[0]
-            run.fail(failures[0])
-            executor.give_up()
-            del self._started[0]
-        self._settle()
 
 
 def _outputs(graph: Graph, planned: Planned, made: dict[int, np.ndarray]) -> Outputs:

@@ -8,7 +8,7 @@ from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import Sample, fit_link
 from ggsched.calibrate.machine import Calibration, Progress
 from ggsched.topology.cost import HOST, Link, MachineRates, Rates, machines_of
-from ggsched_cluster.remote_devices import Group
+from ggsched_cluster.group import Group
 
 _SHARE_OF_MACHINES: Final = 0.8
 _LEAST_S: Final = 0.05

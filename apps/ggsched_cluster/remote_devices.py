@@ -1,77 +1,21 @@
-"""Devices of other machines, as planning sees them, and the group that they belong to."""
+"""Devices of other machines, as a scheduler sees them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NoReturn
 
 from ggsched.backend.offline_device import RefusingDevice
 from ggsched.backend.protocols import Device
+from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, UsageError
+from ggsched.interchange.dlpack_import import host_weights
+from ggsched.run.protocols import Runtime
+from ggsched.run.store import Progress, WeightSource
 from ggsched.topology.caps import DeviceFacts, WaitPath
-from ggsched.topology.codec import topology_from_text
-from ggsched.topology.model import Topology
+from ggsched.trace.recorder import Recorder
 from ggsched_cluster.driver import Driver
+from ggsched_cluster.group import Group
 from ggsched_cluster.members import Start
-
-
-class Group:
-    """The machines of one session and their devices.
-
-    Attributes:
-        driver: Talks to the workers.
-        topology: All devices, without paths between machines.
-        machine_of: The machine of each device.
-        free: Free bytes of each device when it was opened.
-    """
-
-    def __init__(self, scheme: str, driver: Driver) -> None:
-        self.driver = driver
-        opened = driver.opened
-        names = driver.names
-        facts: list[DeviceFacts] = []
-        copies, waits = {}, {}
-        self.machine_of: list[int] = []
-        self.free: list[int] = []
-        self.first: list[int] = []
-        for machine, found in enumerate(opened):
-            first = len(facts)
-            self.first.append(first)
-            with driver.reading(machine):
-                topology = topology_from_text(found.topology)
-                if len(found.free) != len(topology.devices):
-                    raise ValueError(f"free bytes of {len(found.free)} devices")
-            facts += [_elsewhere(f, scheme, names[machine]) for f in topology.devices]
-            self.machine_of += [machine] * len(topology.devices)
-            self.free += found.free
-            for (src, dst), path in topology.copy_paths.items():
-                pair = (first + src, first + dst)
-                copies[pair] = replace(path, src=pair[0], dst=pair[1], by=first + path.by)
-            for (waiter, recorder), kind in topology.wait_paths.items():
-                waits[first + waiter, first + recorder] = kind
-        self.topology = Topology(tuple(facts), copies, waits)
-        self._open = len(facts)
-
-    def devices(self) -> list[Device]:
-        """Return all devices; the group is closed with the last of them."""
-        return [RemoteDevice(self, i) for i in range(len(self.topology.devices))]
-
-    def closed(self) -> None:
-        """Note that a device was closed."""
-        self._open -= 1
-        if self._open == 0:
-            self.driver.close()
-
-
-def _elsewhere(facts: DeviceFacts, scheme: str, machine: str) -> DeviceFacts:
-    """Return the facts of a device as others see it: its memory is not this host's."""
-    return replace(
-        facts,
-        name=f"{scheme}://{machine}/{facts.name}",
-        backend=scheme,
-        is_host=False,
-        imports_host_memory=False,
-        reads_peers=False,
-    )
+from ggsched_cluster.remote_store import RemoteStore
 
 
 class RemoteDevice(RefusingDevice):
@@ -107,6 +51,29 @@ class RemoteDevice(RefusingDevice):
         """How its streams wait for a device's events: only within its machine."""
         there = self._index_of(other)
         return "host" if there < 0 else self.group.topology.wait_path(self.index, there)
+
+    def open_runtime(
+        self,
+        devices: Sequence[Device],
+        weights: WeightSource,
+        settings: Settings,
+        progress: Progress | None,
+        recorder: Recorder | None,
+    ) -> Runtime:
+        """Return the machines of its group; see ``OpensRuntime``."""
+        group = group_of(devices)
+        assert group is not None  # this device has one
+        store = RemoteStore(
+            group,
+            host_weights(weights),
+            timeout_s=settings.timeout_s,
+            capture=settings.capture,
+            checked=settings.checked,
+            is_sanitized=settings.sanitize == "plan",
+            progress=progress,
+            recorder=recorder,
+        )
+        return Runtime(store, store.bind)
 
     def close(self) -> None:
         """Close it; the last one of its group ends the workers. Legal twice (ERR-3)."""
@@ -150,7 +117,7 @@ def open_group(
         driver.open(wanted)
         group = Group(start.scheme, driver)
         driver.join(group.topology, group.first)
-        devices = group.devices()
+        devices: list[Device] = [RemoteDevice(group, i) for i in range(len(group.free))]
         if not devices:
             raise BackendUnavailable("no machine has a usable device", where=f"{start.scheme}://")
     except BaseException:

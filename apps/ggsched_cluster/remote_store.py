@@ -1,8 +1,7 @@
 """What a ``Scheduler`` has instead of a store and executors when its devices are elsewhere."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Final
 
 import numpy as np
 
@@ -14,15 +13,18 @@ from ggsched.ir.text import print_graph
 from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.bundle import Plan
 from ggsched.plan.codec import plan_to_json
+from ggsched.plan.memory import Arena
 from ggsched.plan.parts import Part
 from ggsched.run.expert_ledger import ExpertLedger
+from ggsched.run.following import StateStreams
+from ggsched.run.protocols import Run
 from ggsched.run.store import Progress
 from ggsched.sanitize.from_parts import check_parts
 from ggsched.trace.recorder import Recorder
-from ggsched_cluster.driver import Driver
+from ggsched_cluster.driver import Driver, Frames
+from ggsched_cluster.group import Group
 from ggsched_cluster.messages import host_form
 from ggsched_cluster.recorded import Recorded, merged
-from ggsched_cluster.remote_devices import Group
 
 
 class RemoteStore:
@@ -51,7 +53,7 @@ class RemoteStore:
         progress: Progress | None,
         recorder: Recorder | None = None,
     ) -> None:
-        self.group, self._weights, self._progress = group, weights, progress
+        self.group, self._weights = group, weights
         self._is_sanitized = is_sanitized
         self._constants: dict[str, bytes] = {}
         self._kinds: dict[str, str] = {}
@@ -91,6 +93,7 @@ class RemoteStore:
             RaceFound: the parts are not in order.
             GgschedError: what a machine says.
         """
+        self._constants.update(graph.constants)
         parts = cut_by_machine(plan, self.group.machine_of)
         if self._is_sanitized:
             check_parts(plan, parts, self.group.machine_of).raise_if_findings()
@@ -108,15 +111,9 @@ class RemoteStore:
                 self._kinds[arena.name] = arena.kind
         return RemoteRun(graph, plan, parts, self, key)
 
-    def hold(self, constants: Mapping[str, bytes]) -> None:
-        """Take the bytes of weights that a graph brings along, by name."""
-        self._constants.update(constants)
-
-    def stage(self, what: str) -> None:
-        """Report what is being done to ``progress``, if that has a method ``stage``."""
-        report = getattr(self._progress, "stage", None)
-        if report is not None:
-            report(what)
+    def holds(self, arenas: Iterable[Arena]) -> bool:
+        """Return False: machines fill memory when they bind a part of a plan."""
+        return False
 
     def drain(self) -> list[GgschedError]:
         """Return nothing: a run is over on all machines when it returns."""
@@ -184,10 +181,13 @@ class RemoteRun:
     Attributes:
         plan: The plan.
         parts: Of each machine.
-        alternate: None; see ``Executor``.
+        is_closed: Whether it was closed.
     """
 
-    alternate: Final = None
+    # A run is over when ``start`` returns, so none is under way or followed by streams.
+    state_streams: StateStreams | None = None
+    takes_turns = owes = is_under_way = False
+    is_done = True
 
     def __init__(
         self, graph: Graph, plan: Plan, parts: Sequence[Part], store: RemoteStore, key: int
@@ -197,24 +197,30 @@ class RemoteRun:
         self._graph, self._store, self._key = graph, store, key
         self._slots = {s.name: graph.named(s.name) for s in plan.inputs}
         self._known = {t.name: t for t in graph.roots(Role.INPUT)}
-        self._is_closed = False
+        self._found: Mapping[int, Frames] = {}
+        self.alternate: Run | None = None
+        self.is_closed = False
 
-    def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
-        """Run the plan once and return the outputs by tensor id.
+    def start(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Run the plan once.
 
         Raises:
             UsageError: an input is missing, unknown, or of another shape or type.
             DeviceFault: a command failed on a machine, or a machine was lost.
             SyncTimeout: a machine does not get on.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise UsageError("the plan's resources have been released", where=self.plan.name)
         self._check(inputs)
         frames = {
             part.machine: [_data(inputs[name]) for name in part.inputs] for part in self.parts
         }
-        found = self._store.driver.run(self._key, frames)
+        self._found = self._store.driver.run(self._key, frames)
         self._store.ran(self.plan)
+
+    def finish(self, *, copy: bool = True) -> dict[int, np.ndarray]:
+        """Return the outputs of the run by tensor id."""
+        found, self._found = self._found, {}
         outputs: dict[int, np.ndarray] = {}
         for part in self.parts:
             with self._store.driver.reading(part.machine):
@@ -226,10 +232,15 @@ class RemoteRun:
 
     def close(self) -> None:
         """Release the plan's resources; legal twice and when a machine is lost."""
-        if not self._is_closed:
-            self._is_closed = True
+        if not self.is_closed:
+            self.is_closed = True
             if not self._store.driver.is_over:
                 self._store.driver.manage("drop", key=self._key)
+
+    def drained(self) -> None:
+        """Do nothing: a run is over on all machines when ``start`` returns."""
+
+    follow = give_up = drained
 
     def _check(self, inputs: Mapping[str, np.ndarray]) -> None:
         for name, value in inputs.items():

@@ -22,8 +22,8 @@ import numpy as np
 from ggsched.backend.checked import checked
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.offline_device import OfflineDevice
-from ggsched.backend.patience import progress_of
 from ggsched.backend.probe import probe
+from ggsched.backend.progress import progress_of
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
 from ggsched.calibrate.machine import calibrate

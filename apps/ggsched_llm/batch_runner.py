@@ -16,8 +16,7 @@ from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.run.cache import RecentCache
-from ggsched.run.outputs import Outputs
-from ggsched.run.started import StartedRun
+from ggsched.run.run_order import Outputs, StartedRun
 from ggsched.scheduler import Scheduler
 from ggsched.topology.caps import offers
 from ggsched.topology.cost import MachineRates

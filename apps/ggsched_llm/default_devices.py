@@ -19,8 +19,8 @@ from ggsched.config import Settings
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.passes.cost.work_size import node_works, work_costs
-from ggsched.run.open_devices import opened
 from ggsched.run.release import close_all
+from ggsched.run.runtime import opened
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import Rates
 from ggsched.units import nbytes_text, seconds_text

@@ -95,6 +95,36 @@ def memory_sizes(plan: Plan) -> Mutants:
                 yield what, _with_facts(plan, device, **{field: most - 1})
 
 
+def takeovers(plan: Plan) -> Mutants:
+    """Forget that a result overwrites an operand, or say so of a value that lies elsewhere."""
+    memory = plan.memory
+    for value, taken in memory.overwrites.items():
+        left = {v: t for v, t in memory.overwrites.items() if v != value}
+        what = f"{show('value', value)} does not say that it overwrites"
+        used = any({value, taken} <= {*bound} for bound in plan.splits.bindings)
+        if memory.regions[value].nbytes and used:
+            yield what, replace(plan, memory=replace(memory, overwrites=left))
+    for value, region in enumerate(memory.regions):
+        other = next((v for v, r in enumerate(memory.regions) if r.arena != region.arena), None)
+        if other is not None:
+            said = {**memory.overwrites, value: other}
+            what = f"{show('value', value)} overwrites {show('value', other)}"
+            yield what, replace(plan, memory=replace(memory, overwrites=said))
+
+
+def memory_bounds(plan: Plan) -> Mutants:
+    """Let a bound be larger than its arena, or that of a weight, or none with hints."""
+    memory = plan.memory
+    for arena in memory.arenas:
+        longer = {arena.id: arena.nbytes + 1}
+        changed = replace(memory, lower_bound={**memory.lower_bound, **longer})
+        yield f"the bound of {show('arena', arena.id)} is too high", replace(plan, memory=changed)
+        for bound in (longer, {arena.id: memory.lower_bound.get(arena.id, arena.nbytes + 1)}):
+            changed = replace(memory, hinted_bound=bound)
+            what = f"{show('arena', arena.id)} has {bound} bytes with hints"
+            yield what, replace(plan, memory=changed)
+
+
 def split_order(plan: Plan) -> Mutants:
     """Exchange two splits; leave out or repeat a node between two; end early."""
     for one, other in pairwise(plan.splits.splits):
@@ -260,6 +290,12 @@ def bound_tensors(plan: Plan) -> Mutants:
             yield what, _in_splits(plan, "values", replace(value, **changes))
 
 
+def storage_homes(plan: Plan) -> Mutants:
+    """Give a home to what is not a tensor."""
+    homes = {**plan.placement.homes, 1 << 20: 0}
+    yield "a home of no tensor", replace(plan, placement=replace(plan.placement, homes=homes))
+
+
 def row_lengths(plan: Plan) -> Mutants:
     """Change the length of a row in transfer and command alike."""
     for command in plan.commands:
@@ -293,6 +329,8 @@ RELATION_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
         arena_lengths,
         value_homes,
         memory_sizes,
+        takeovers,
+        memory_bounds,
         split_order,
         split_devices,
         transfer_order,
@@ -303,6 +341,7 @@ RELATION_MUTATIONS: Final[Mapping[str, Callable[[Plan], Mutants]]] = {
         group_order,
         group_links,
         bound_tensors,
+        storage_homes,
         row_lengths,
         node_devices,
     )

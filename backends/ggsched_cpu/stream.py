@@ -9,9 +9,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from ggsched.backend.base import BaseStream
-from ggsched.backend.patience import wait_patiently
 from ggsched.backend.program_body import Command
-from ggsched.backend.progress import Progress
+from ggsched.backend.progress import Progress, wait_patiently
 from ggsched.backend.protocols import Program
 from ggsched.backend.timeouts import late_error, start_thread
 from ggsched.errors import DeviceFault, SyncTimeout

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from ggsched.backend.patience import LastChange, ProgressMark
+from ggsched.backend.progress import LastChange, ProgressMark
 from ggsched_opencl.driver import COMPLETE, RUNNING, Handle, status_of
 
 _MOST: Final = 4096

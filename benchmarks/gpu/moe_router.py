@@ -211,7 +211,7 @@ def _compare(case: Case) -> tuple[float, str]:
     got = []
     for mode in MODES:
         with Scheduler(["cuda:0"], weights=values, settings=settings) as scheduler:
-            inner: Any = scheduler._devices[0]
+            inner: Any = scheduler._store.devices[0]
             getattr(inner, "inner", inner).early = mode
             for _ in range(2):
                 made = scheduler.run(graph, inputs)

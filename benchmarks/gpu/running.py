@@ -73,7 +73,7 @@ class Running:
             early: Mode of ``ggsched_cuda_kernels.programmatic_launch``.
             streams: Streams that are used wherever nodes are independent; 0 for the plan as it is.
         """
-        device: Any = self.scheduler._devices[0]
+        device: Any = self.scheduler._store.devices[0]
         device.early = early
         if streams:
             policy = StreamPolicy(streams, is_forced=streams > 1)

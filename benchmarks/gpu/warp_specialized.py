@@ -111,7 +111,7 @@ def _error(graph: Graph, floats: Graph) -> dict[str, Any]:
     got = []
     for mode in ("off", "on", "late"):
         with Scheduler(["cuda:0"], weights=values, settings=settings) as scheduler:
-            inner: Any = scheduler._devices[0]
+            inner: Any = scheduler._store.devices[0]
             getattr(inner, "inner", inner).early = mode
             for _ in range(2):
                 made = scheduler.run(graph, inputs)

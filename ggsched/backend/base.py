@@ -146,7 +146,8 @@ class BaseDevice(DeviceCore[BaseStream]):
 
     def create_event(self) -> BaseEvent:
         """Return a fresh event (EVT-1)."""
-        self._require_open()
+        if self.is_closed:  # there are several events in each run
+            self._require_open()
         return BaseEvent(self)
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:

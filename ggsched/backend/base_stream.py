@@ -8,11 +8,10 @@ from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
 from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import replayed_elsewhere_error
 from ggsched.backend.events import BaseEvent
-from ggsched.backend.list_capture import RecordedGraph
+from ggsched.backend.list_capture import EAGER, RecordedGraph, Sink
 from ggsched.backend.program_body import Body, Command
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program, Stream
-from ggsched.backend.sinks import EAGER, Sink
 from ggsched.backend.timing import HostTaken, Latest
 
 
@@ -238,7 +237,7 @@ class BaseStream:
         self.progress.require(self.progress.enqueued, timeout_s)
 
     def __progress__(self) -> object:
-        """Return how far the stream has come; see ``ggsched.backend.patience``."""
+        """Return how far the stream has come; see ``ggsched.backend.progress``."""
         return self.progress.mark()
 
     def close(self) -> None:

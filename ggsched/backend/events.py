@@ -5,8 +5,7 @@ from functools import partial
 
 from ggsched.backend.capture_errors import captured_event_error
 from ggsched.backend.checks import closed_error, unrecorded_error
-from ggsched.backend.patience import PARTS, progress_of, wait_patiently
-from ggsched.backend.progress import Progress
+from ggsched.backend.progress import PARTS, Progress, progress_of, wait_patiently
 from ggsched.backend.protocols import Device, Event
 
 

@@ -4,10 +4,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ggsched.backend.chosen_rows import ChosenRows
 from ggsched.ir.dtype import DType
 from ggsched.ir.ops import OPS, Param
 from ggsched.topology.caps import DeviceFacts
+
+# --- rows that ids name ---------------------------------------------------------------------------
+
+
+class ChosenRows:
+    """Called before each launch that reads the operand, for checks of the rows read.
+
+    Attributes:
+        ranges: Bytes of the rows, each (first, one past the last), from the operand's first byte.
+    """
+
+    __slots__ = ("ranges",)
+
+    def __init__(self) -> None:
+        self.ranges: tuple[tuple[int, int], ...] = ()
+
+
+# --- programs -------------------------------------------------------------------------------------
 
 
 class MemoryOwner(Protocol):

@@ -7,7 +7,7 @@ enqueued is ordered by its stream, by events, and by the host waiting, and by no
 Optional members: ``__dlpack__`` and ``__dlpack_device__`` of a buffer (INT-1),
 ``__cuda_array_interface__`` of a buffer (INT-2), ``__cuda_stream__`` of a stream (INT-3), and of
 an event ``waiter(timeout_s)``, a call that waits as ``sync`` does and outlives ``close`` (EVT-5), a
-stream and an event ``__progress__()`` (``ggsched.backend.patience``).
+stream and an event ``__progress__()`` (``ggsched.backend.progress``).
 Outside the contract a device may report when commands ran, see ``ggsched.backend.timing``.
 Capture (CAP-1..4) is offered by having ``begin_capture``, see ``ggsched.backend.capture``.
 

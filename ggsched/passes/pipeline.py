@@ -5,16 +5,16 @@
     Schedule --allocate--> Memory
     Schedule, Memory --work, hazards, sync, emit--> Commands  =  Plan
 
-Each pass is a pure function of earlier artifacts and of the topology. Artifacts are frozen, and
-with ``verify`` each is checked before the next pass uses it.
+Each pass is a pure function of earlier artifacts and of the topology. Artifacts are frozen. No pass
+checks another one: the checker (``ggsched.sanitize``) compares the plan with graph and machine.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final, ParamSpec
+from typing import Final
 
 import msgspec
 
@@ -28,10 +28,11 @@ from ggsched.passes.budget.memory_budget import (
     find_step_times,
     over_budget,
     require_budget,
+    with_trades,
 )
-from ggsched.passes.budget.trades import with_trades
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.experts.offload import offload_experts
+from ggsched.passes.experts.transfers import OffloadTransfers
 from ggsched.passes.memory.allocate import ReusePolicy, allocate
 from ggsched.passes.memory.fusion_retention import Retention, find_retention
 from ggsched.passes.memory.reuse import Concurrent, Relaxed, Sequential
@@ -50,32 +51,22 @@ from ggsched.passes.place import (
     PlacementOutcome,
     PlacementPolicy,
     PlacementProblem,
-    verify_constraints,
+    verify_placement,
 )
-from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
 from ggsched.passes.split import input_slots, output_slots, split
 from ggsched.passes.streams.assign import assign
 from ggsched.passes.streams.fuse import fuse
-from ggsched.passes.verify import verify_liveness, verify_order, verify_sync
 from ggsched.plan.bundle import FORMAT, NodeInfo, Plan
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Memory
 from ggsched.plan.placement import Placement
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
-from ggsched.plan.verify import (
-    verify_fusions,
-    verify_memory,
-    verify_placement,
-    verify_splits,
-    verify_streams,
-)
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
 _DEFAULTS: Final = PlanOptions()
-_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +118,6 @@ def make_plan(
     options: PlanOptions = _DEFAULTS,
     *,
     placement: PlacementPolicy | str = "ggml",
-    verify: bool = False,
 ) -> Plan:
     """Return the plan of a graph on a machine.
 
@@ -140,11 +130,9 @@ def make_plan(
         options: Streams, and what memory may cost.
         placement: Decides where nodes run: ``"ggml"``, ``"cost"``, ``"auto"`` (cost where nothing
             is given, see ``ggsched.passes.placement.automatic``) or a policy.
-        verify: Check each artifact against graph and topology before the next pass uses it.
 
     Raises:
-        PlanError: the graph cannot be placed, a memory budget cannot be kept, or (with ``verify``)
-            an artifact is not sound.
+        PlanError: the graph cannot be placed, or a memory budget cannot be kept.
         UsageError: ``placement`` is not a policy.
 
     Examples:
@@ -153,17 +141,15 @@ def make_plan(
         >>> g = GraphBuilder()
         >>> graph = g.build(y=g.silu(g.input("x", (4, 64))))
         >>> devices = open_devices(["cpu:0", "cpu:1"])
-        >>> plan = make_plan(graph, probe(devices), verify=True)
+        >>> plan = make_plan(graph, probe(devices))
         >>> plan.placement.choices[0].device
         0
         >>> for device in devices:
         ...     device.close()
     """
     began = time.perf_counter()
-    schedule = make_schedule(
-        graph, topology, constraints, options, placement=placement, verify=verify
-    )
-    plan = _plan_within_budget(schedule, options, verify)
+    schedule = make_schedule(graph, topology, constraints, options, placement=placement)
+    plan = _plan_within_budget(schedule, options)
     return msgspec.structs.replace(plan, planning_s=time.perf_counter() - began)
 
 
@@ -174,11 +160,10 @@ def make_schedule(
     options: PlanOptions = _DEFAULTS,
     *,
     placement: PlacementPolicy | str = "ggml",
-    verify: bool = False,
 ) -> Schedule:
     """Return what is decided before memory; see ``make_plan``."""
     problem = _problem(graph, topology, constraints or Constraints(), options)
-    return _schedule(problem, _placed(problem, placement, verify), options, verify)
+    return _schedule(problem, _placed(problem, placement), options)
 
 
 def place_graph(
@@ -190,7 +175,7 @@ def place_graph(
     placement: PlacementPolicy | str = "ggml",
 ) -> Placement:
     """Return where a policy puts a graph, checked; see ``make_plan``."""
-    return _placed(_problem(graph, topology, constraints, options), placement, verify=True)
+    return _placed(_problem(graph, topology, constraints, options), placement)
 
 
 def _problem(
@@ -206,13 +191,11 @@ def _problem(
     return problem
 
 
-def _placed(problem: PlacementProblem, placement: PlacementPolicy | str, verify: bool) -> Placement:
+def _placed(problem: PlacementProblem, placement: PlacementPolicy | str) -> Placement:
     """Return the placement that was decided before, or that of the policy."""
-    policy, wanted = placement_policy(placement), problem.constraints
-    placed = wanted.placed or policy.place(problem)
-    if verify or wanted.placed is not None or not isinstance(policy, GgmlRules):
-        verify_placement(problem.graph, problem.topology, placed)
-        verify_constraints(problem.graph, problem.topology, wanted, placed)
+    wanted = problem.constraints
+    placed = wanted.placed or placement_policy(placement).place(problem)
+    verify_placement(problem.graph, problem.topology, wanted, placed)
     return placed
 
 
@@ -222,8 +205,7 @@ def _outcome(
     """Return what the plan with a placement is predicted to take."""
     topology, rates = problem.topology, problem.rates
     try:
-        schedule = _schedule(problem, placement, options, verify=False)
-        plan = _plan_within_budget(schedule, options, verify=False)
+        plan = _plan_within_budget(_schedule(problem, placement, options), options)
     except PlanError as error:
         return PlacementOutcome(inf, reason=error.one_line())
     used = Counter[int]()
@@ -234,18 +216,16 @@ def _outcome(
     return PlacementOutcome(predict_step(problem.graph, plan, rates).seconds, shortage)
 
 
-def _schedule(
-    problem: PlacementProblem, placement: Placement, options: PlanOptions, verify: bool
-) -> Schedule:
+def _schedule(problem: PlacementProblem, placement: Placement, options: PlanOptions) -> Schedule:
     """Return what is decided before memory, with a placement."""
-    check = _call if verify else _skip
     graph, topology, rates = problem.graph, problem.topology, problem.rates
     wanted = problem.constraints
 
     placement = offload_experts(graph, topology, placement, wanted.experts, rates)
-    check(verify_placement, graph, topology, placement)
-    splits = split(graph, topology, placement, wanted.clears, peers=wanted.reads_peers)
-    check(verify_splits, graph, topology, placement, splits)
+    operands = OffloadTransfers(graph, topology, placement) if placement.offloads else None
+    splits = split(
+        graph, topology, placement, wanted.clears, peers=wanted.reads_peers, policy=operands
+    )
     fusions = fuse(graph, topology, splits) if options.fuse else ()
     policy = options.streams
     if wanted.slots is not None and not policy.is_forced:
@@ -254,20 +234,15 @@ def _schedule(
         policy = replace(policy, limit=1)
     lanes_of = wanted.slots.lanes_of(graph) if wanted.slots and wanted.slots.lanes > 1 else ()
     streams = assign(graph, topology, splits, policy, rates, fusions, lanes_of)
-    check(verify_streams, topology, splits, streams)
-    check(verify_fusions, graph, topology, splits, streams, fusions)
     order = find_order(topology, splits, streams, fusions)
-    check(verify_order, splits, streams, fusions, order)
     live = liveness(graph, splits, fusions)
-    check(verify_liveness, splits, order, live)
     data_sync = visibility = None
     if not order.is_sequential:
         dependencies = find_dependencies(graph, splits, order)
         data_sync = plan_sync(order, streams, topology, dependencies)
-        check(verify_sync, order, dependencies, data_sync)
         visibility = find_visibility(splits, live, order, data_sync)
     retention = find_retention(graph, topology, splits, streams, fusions, live)
-    rings = find_rings(splits, streams, wanted.slots)
+    rings = find_rings(splits, streams, wanted.slots) if wanted.slots is not None else {}
 
     return Schedule(
         graph=graph,
@@ -286,23 +261,18 @@ def _schedule(
     )
 
 
-def plan_memory(s: Schedule, policy: ReusePolicy, *, verify: bool = False) -> Memory:
+def plan_memory(s: Schedule, policy: ReusePolicy) -> Memory:
     """Return where each value lies, with this reuse policy."""
-    check = _call if verify else _skip
-    memory = allocate(s.graph, s.topology, s.splits, s.live, policy)
-    check(verify_memory, s.graph, s.topology, s.splits, memory, s.live.lives)
-    return memory
+    return allocate(s.graph, s.topology, s.splits, s.live, policy)
 
 
-def plan_commands(s: Schedule, memory: Memory, *, verify: bool = False) -> Plan:
+def plan_commands(s: Schedule, memory: Memory) -> Plan:
     """Return the plan with this memory: hazards from byte ranges, the waits, the commands."""
-    check = _call if verify else _skip
     graph, splits, order = s.graph, s.splits, s.order
 
     work = list_work(graph, splits, order.items, order.nodes, memory)
     hazards = find_hazards(work, order.lanes, memory)
     sync = plan_sync(order, s.streams, s.topology, hazards.within, s.data_sync)
-    check(verify_sync, order, hazards.within, sync)
     sync = sync_across_runs(sync, work, hazards, order, s.streams, s.topology)
     commands = emit(work, sync, splits, memory)
     versions = {op: op_by_name(op).version for op in {n.op for n in graph.nodes}}
@@ -326,7 +296,7 @@ def plan_commands(s: Schedule, memory: Memory, *, verify: bool = False) -> Plan:
     )
 
 
-def _plan_within_budget(s: Schedule, options: PlanOptions, verify: bool) -> Plan:
+def _plan_within_budget(s: Schedule, options: PlanOptions) -> Plan:
     """Return the plan of a schedule; where that is over the budget, with another reuse policy.
 
     What is tried, in this order: with all hints; without them; with waits that exist for memory's
@@ -334,13 +304,15 @@ def _plan_within_budget(s: Schedule, options: PlanOptions, verify: bool) -> Plan
     """
     budget = dict(options.memory_budget)
     policy = s.reuse_policy(options.packing_effort)
-    memory = plan_memory(s, policy, verify=verify)
+    memory = plan_memory(s, policy)
+    if not budget:
+        return plan_commands(s, memory)
     if over_budget(memory, budget) and policy.retention.held:
         policy = policy.without_hints()
-        memory = plan_memory(s, policy, verify=verify)
+        memory = plan_memory(s, policy)
     if s.visibility is None:  # on one lane no wait saves anything
         require_budget(memory, budget, s.topology)
-    plan = plan_commands(s, memory, verify=verify)
+    plan = plan_commands(s, memory)
     over = over_budget(memory, budget)
     if not over or s.visibility is None:
         return plan
@@ -349,16 +321,8 @@ def _plan_within_budget(s: Schedule, options: PlanOptions, verify: bool) -> Plan
 
     def with_slack(least: Slack) -> Memory:
         reuse = Relaxed(ordered, s.live, s.splits, times, least)
-        return plan_memory(s, replace(policy, order=reuse), verify=verify)
+        return plan_memory(s, replace(policy, order=reuse))
 
     memory = find_slack(over, times, budget, s.topology, with_slack)
-    plan = plan_commands(s, memory, verify=verify)
+    plan = plan_commands(s, memory)
     return with_trades(plan, predict_step(s.graph, plan, s.rates).timeline, s.rates)
-
-
-def _call(rule: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
-    rule(*args, **kwargs)
-
-
-def _skip(rule: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
-    pass

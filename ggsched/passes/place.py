@@ -14,10 +14,12 @@ from functools import cached_property
 from typing import Protocol
 
 from ggsched.errors import PlanError
+from ggsched.ids import show
 from ggsched.ir.graph import Graph
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.plan.placement import Placement
+from ggsched.topology.caps import offers
 from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology
 
@@ -159,14 +161,17 @@ class PlacementPolicy(Protocol):
         """
 
 
-def verify_constraints(
+def verify_placement(
     graph: Graph, topology: Topology, constraints: Constraints, placement: Placement
 ) -> None:
-    """Check that a placement keeps the constraints.
+    """Check what a policy returned: any caller may have written it.
 
     Raises:
-        PlanError: a pinned node, or a tensor with a given home, is elsewhere.
+        PlanError: a node without a choice, a device that does not exist or does not support the
+            op, a storage whose home is not the device that writes it; a pinned node, or a tensor
+            with a given home, is elsewhere.
     """
+    _verify_devices(graph, topology, placement)
     names = dict(enumerate(facts.name for facts in topology.devices))
     for node_id, device in constraints.pins.items():
         if not 0 <= node_id < len(graph.nodes):
@@ -186,3 +191,28 @@ def verify_constraints(
         if home != device:
             what = f"its home is given as {names[device]}, but placed on {names[home]}"
             raise PlanError(what, where=name)
+
+
+def _verify_devices(graph: Graph, topology: Topology, placement: Placement) -> None:
+    if len(placement.choices) != len(graph.nodes):
+        raise PlanError(f"{len(placement.choices)} choices for {len(graph.nodes)} nodes")
+    count = len(topology.devices)
+    for node, choice in zip(graph.nodes, placement.choices, strict=True):
+        where = graph.label(node)
+        if not 0 <= choice.device < count:
+            raise PlanError(f"placed on {show('device', choice.device)}, no device", where=where)
+        facts = topology.devices[choice.device]
+        first = graph.tensors[node.tensors[0]]
+        if not offers(facts.ops, node.op, first.dtype.name):
+            why = f"it does not support {node.op} of {first.dtype}"
+            raise PlanError(f"placed on {facts.name}", where=where, why=why)
+        home = placement.homes.get(graph.tensors[node.output].storage)
+        if home != choice.device:
+            why = f"the home of {show('tensor', graph.tensors[node.output].storage)} is {home}"
+            raise PlanError(f"writes a storage from {facts.name}", where=where, why=why)
+    for tid, device in placement.homes.items():
+        where = show("tensor", tid)
+        if not 0 <= tid < len(graph.tensors) or graph.tensors[tid].is_view:
+            raise PlanError("home of a tensor that is not a storage", where=where)
+        if not 0 <= device < count:
+            raise PlanError(f"its home is {show('device', device)}, no device", where=where)

@@ -4,9 +4,7 @@ A storage that changes while the graph runs is copied anew after each write, by 
 *versions*; readers of one version on one device share a replica, which holds just the byte range
 that they read. Where no copy path exists the bytes go through host memory in two transfers.
 
-Experts that are computed away from their weights begin a split of their own. The rows that their
-ids name are copied before it, once the ids are in host memory; whole layers as many such splits
-earlier as the placement says.
+A policy may bring operands in a way of its own (``OperandPolicy``), as offloaded ops do.
 
 Between devices that read each other's buffers, what one node reads once needs no replica: the node
 is bound to the home. That is how summands of several devices are added up without copies.
@@ -15,15 +13,14 @@ is bound to the home. That is how summands of several devices are added up witho
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import starmap
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.experts.find import DENSE, chosen_rows
 from ggsched.plan.bundle import HostSlot
-from ggsched.plan.placement import OpOffload, Placement
+from ggsched.plan.placement import Placement
 from ggsched.plan.splits import HOST, Rows, Split, Splits, Transfer, Value, ValueKind
 from ggsched.topology.caps import reads_peer
 from ggsched.topology.model import Topology
@@ -35,6 +32,21 @@ READS_ONCE: Final = frozenset({"add", "sub", "mul", "div", "scale", "cont", "con
 """Ops that read each element of their operands once, as a copy would."""
 
 
+class OperandPolicy(Protocol):
+    """Brings operands from other devices in a way of its own."""
+
+    def begins(self, node: int) -> bool:
+        """Whether a node begins a split for the sake of what is brought."""
+
+    def begin(self, node: int, split_id: int) -> None:
+        """Take note of the split that a node begins."""
+
+    def bring(
+        self, lowering: "Lowering", node: int, tid: int, device: int, split_id: int
+    ) -> int | None:
+        """Return a value on a device that holds an operand; None to leave it to the pass."""
+
+
 def split(
     graph: Graph,
     topology: Topology,
@@ -42,6 +54,7 @@ def split(
     clears: Collection[str] = (),
     *,
     peers: bool = False,
+    policy: OperandPolicy | None = None,
 ) -> Splits:
     """Return splits, values, transfers and the binding of each operand to a value.
 
@@ -51,22 +64,23 @@ def split(
         placement: Devices of nodes and storages.
         clears: Names of states that are filled with zeros before the first split.
         peers: Whether results of other devices are read where they lie, if devices can.
+        policy: Brings some of the operands.
     """
-    lower = _Lowering(graph, topology, placement, peers=peers)
+    lower = Lowering(graph, topology, placement, policy, peers=peers)
     for t in graph.roots(Role.STATE):
         if t.name in clears and t.id in placement.homes:
             lower.clear(t.id)
     devices = [c.device for c in placement.choices]
     splits: list[Split] = []
     bindings: list[tuple[int, ...]] = []
-    taken = {o.first: o for o in placement.offloads if o.is_taken}
     first = 0
     for i, device in enumerate(devices):
-        if i and (device != devices[i - 1] or i in taken):
+        begins = policy is not None and policy.begins(i)
+        if i and (device != devices[i - 1] or begins):
             splits.append(Split(len(splits), devices[i - 1], first, i))
             first = i
-        if i in taken:
-            lower.begin_experts(taken[i], len(splits))
+        if begins and policy is not None:
+            policy.begin(i, len(splits))
         bindings.append(lower.bind(i, device, len(splits)))
     if devices:
         splits.append(Split(len(splits), devices[-1], first, len(devices)))
@@ -98,11 +112,17 @@ def output_slots(graph: Graph, splits: Splits) -> tuple[HostSlot, ...]:
     return tuple(slots)
 
 
-class _Lowering:
+class Lowering:
     """Walks the nodes once; makes values and transfers as operands request them."""
 
     def __init__(
-        self, graph: Graph, topology: Topology, placement: Placement, *, peers: bool
+        self,
+        graph: Graph,
+        topology: Topology,
+        placement: Placement,
+        policy: OperandPolicy | None,
+        *,
+        peers: bool,
     ) -> None:
         self.tensors = graph.tensors
         self.readers: Mapping[tuple[int, int], int] = _readers(graph, placement) if peers else {}
@@ -116,11 +136,7 @@ class _Lowering:
         self.host_value: dict[int, int] = {}
         self.replica: dict[tuple[int, int, int], int] = {}
         self.staging: dict[int, int] = {}  # by replica, where no copy path leads to it
-        self.experts = _ExpertTransfers(graph, topology)
-
-    def begin_experts(self, offload: OpOffload, split_id: int) -> None:
-        """Let the nodes of an offload find their weights."""
-        self.experts.begin(offload, split_id)
+        self.policy = policy
 
     def bind(self, i: int, device: int, split_id: int) -> tuple[int, ...]:
         """Return the value of each operand and of the result of node ``i``."""
@@ -135,10 +151,12 @@ class _Lowering:
                 bound.append(self.new_home(storage, split_id) if value is None else value)
             elif self.readers and self.reads_in_place(node.op, storage, device):
                 bound.append(self.home(storage, split_id))
-            elif self.experts.takes(i, tid):
-                bound.append(self.expert_weight(i, storage, device, split_id))
             else:
-                bound.append(self.remote(storage, t.offset, t.end, device, split_id))
+                policy = self.policy
+                brought = None if policy is None else policy.bring(self, i, tid, device, split_id)
+                if brought is None:
+                    brought = self.remote(storage, t.offset, t.end, device, split_id)
+                bound.append(brought)
         storage = tensors[node.output].storage
         value = known.get(storage)
         bound.append(self.new_home(storage, split_id) if value is None else value)
@@ -169,7 +187,7 @@ class _Lowering:
         value = self.home_value[storage] = len(self.values)
         self.values.append(Value(value, "home", storage, device, 0, root.nbytes, bound))
         if role is Role.INPUT:
-            self._transfer(self.host_slot(storage), value, device, split_id)
+            self.transfer(self.host_slot(storage), value, device, split_id)
         return value
 
     def clear(self, storage: int) -> None:
@@ -184,34 +202,17 @@ class _Lowering:
         key = (device, storage, self.version.get(storage, 0))
         value = self.replica.get(key)
         if value is None:
-            value = self._value("replica", storage, device, start, end)
+            value = self.value("replica", storage, device, start, end)
             self.replica[key] = value
             if storage in self.homes:
                 self._copy(self.home(storage, split_id), value, split_id)
             else:
-                self._transfer(self.host_slot(storage), value, device, split_id)
+                self.transfer(self.host_slot(storage), value, device, split_id)
         known = self.values[value]
         if start < known.start or end > known.end:
             self._grow(value, start, end)
             if value in self.staging:
                 self._grow(self.staging[value], start, end)
-        return value
-
-    def expert_weight(self, i: int, storage: int, device: int, split_id: int) -> int:
-        """Return the copy of a weight that lies in the staging ring, filled as its offload says."""
-        experts, nbytes = self.experts, self.tensors[storage].nbytes
-        value = experts.known(storage)
-        if value is None:
-            value = self._value("replica", storage, device, 0, nbytes, ring=experts.slot)
-            source, before = self.home(storage, split_id), experts.before
-            by = experts.executor(self.homes[storage], device)
-            rows = None
-            if experts.by_rows:
-                ids = self.tensors[experts.ids]
-                named = self.on_host(ids.storage, ids.offset, ids.end, split_id)
-                rows = experts.rows(storage, named, self.homes[storage], device)
-            self.transfers.append(Transfer(0, source, value, by, before, rows))
-            experts.note(storage, value)
         return value
 
     def on_host(self, storage: int, start: int, end: int, split_id: int) -> int:
@@ -221,8 +222,8 @@ class _Lowering:
         key = (HOST, storage, self.version.get(storage, 0))
         value = self.replica.get(key)
         if value is None:
-            value = self.replica[key] = self._value("staging", storage, HOST, start, end)
-            self._transfer(self.home(storage, split_id), value, self.homes[storage], split_id)
+            value = self.replica[key] = self.value("staging", storage, HOST, start, end)
+            self.transfer(self.home(storage, split_id), value, self.homes[storage], split_id)
         self._grow(value, start, end)
         return value
 
@@ -233,30 +234,30 @@ class _Lowering:
             self.host_slot(t.storage)
             return
         source = self.home(t.storage, last)
-        value = self._value("output", t.storage, HOST, t.offset, t.end)
-        self._transfer(source, value, self.homes[t.storage], last)
+        value = self.value("output", t.storage, HOST, t.offset, t.end)
+        self.transfer(source, value, self.homes[t.storage], last)
 
     def _copy(self, src: int, dst: int, split_id: int) -> None:
         a, b = self.values[src].device, self.values[dst].device
         path = self.topology.copy_paths.get((a, b))
         if path is not None:
-            self._transfer(src, dst, path.by, split_id)
+            self.transfer(src, dst, path.by, split_id)
             return
         replica = self.values[dst]
-        staging = self._value("staging", replica.storage, HOST, replica.start, replica.end)
+        staging = self.value("staging", replica.storage, HOST, replica.start, replica.end)
         self.staging[dst] = staging
-        self._transfer(src, staging, a, split_id)
-        self._transfer(staging, dst, b, split_id)
+        self.transfer(src, staging, a, split_id)
+        self.transfer(staging, dst, b, split_id)
 
     def host_slot(self, storage: int) -> int:
         """Return the host memory that the host fills with an input before each run."""
         value = self.host_value.get(storage)
         if value is None:
-            value = self._value("input", storage, HOST, 0, self.tensors[storage].nbytes)
+            value = self.value("input", storage, HOST, 0, self.tensors[storage].nbytes)
             self.host_value[storage] = value
         return value
 
-    def _value(
+    def value(
         self,
         kind: ValueKind,
         storage: int,
@@ -266,6 +267,7 @@ class _Lowering:
         bound: str = "",
         ring: int = -1,
     ) -> int:
+        """Add a value, and return its id."""
         number = len(self.values)
         self.values.append(Value(number, kind, storage, device, start, end, bound, ring))
         return number
@@ -275,8 +277,9 @@ class _Lowering:
         start, end = min(v.start, start), max(v.end, end)
         self.values[value] = msgspec.structs.replace(v, start=start, end=end)
 
-    def _transfer(self, src: int, dst: int, by: int, before: int) -> None:
-        self.transfers.append(Transfer(len(self.transfers), src, dst, by, before))
+    def transfer(self, src: int, dst: int, by: int, before: int, rows: Rows | None = None) -> None:
+        """Add a transfer before a split."""
+        self.transfers.append(Transfer(len(self.transfers), src, dst, by, before, rows))
 
 
 def _readers(graph: Graph, placement: Placement) -> Counter[tuple[int, int]]:
@@ -286,81 +289,6 @@ def _readers(graph: Graph, placement: Placement) -> Counter[tuple[int, int]]:
         for node, choice in zip(graph.nodes, placement.choices, strict=True)
         for storage in {graph.tensors[t].storage for t in node.inputs}
     )
-
-
-class _ExpertTransfers:
-    """What is known of the offload that is being lowered.
-
-    Attributes:
-        before: Split before which its weights are copied.
-    """
-
-    def __init__(self, graph: Graph, topology: Topology) -> None:
-        self._graph, self._topology = graph, topology
-        self._offload: OpOffload | None = None
-        self._values: dict[int, int] = {}
-        self._starts: dict[int, list[int]] = {}
-        self.before = 0
-
-    def begin(self, offload: OpOffload, split_id: int) -> None:
-        """Go on to an offload, whose first node begins a split."""
-        self._offload, self._values = offload, {}
-        starts = self._starts.setdefault(offload.there, [])
-        starts.append(split_id)
-        first = len(starts) - 1 - offload.ahead
-        self.before = starts[first] if first >= 0 else 0
-
-    @property
-    def slot(self) -> int:
-        """Slot of the ring that the weights go to."""
-        return self._current.slot
-
-    @property
-    def ids(self) -> int:
-        """Tensor of the ids."""
-        return self._current.ids
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the rows are copied that the ids name."""
-        return self._current.way == "rows"
-
-    def takes(self, i: int, tid: int) -> bool:
-        """Whether node ``i`` belongs to the offload, which brings this weight or rows of it."""
-        o = self._offload
-        if o is None or not o.first <= i < o.end:
-            return False
-        if o.ids == DENSE:
-            root = self._graph.tensors[self._graph.tensors[tid].storage]
-            return root.role is Role.WEIGHT
-        found = chosen_rows(self._graph, self._graph.nodes[i])
-        return found is not None and found[0].id == tid and found[1].id == o.ids
-
-    def known(self, storage: int) -> int | None:
-        """Return the value that holds a weight for this offload, if there is one already."""
-        return self._values.get(storage)
-
-    def note(self, storage: int, value: int) -> None:
-        """Note the value that holds a weight for this offload."""
-        self._values[storage] = value
-
-    def executor(self, src: int, dst: int) -> int:
-        """Return the device on whose stream the weights are copied."""
-        path = self._topology.copy_paths.get((src, dst))
-        return dst if path is None else path.by
-
-    def rows(self, storage: int, ids: int, src: int, dst: int) -> Rows:
-        """Return which rows of a weight are copied."""
-        t = self._graph.tensors[storage]
-        through_host_view = (src, dst) not in self._topology.copy_paths
-        # Only streams of the device that keeps rows copy within its memory.
-        cached = self._current.cached if self.executor(src, dst) == dst else 0
-        return Rows(ids, t.strides[0], through_host_view, cached)
-
-    @property
-    def _current(self) -> OpOffload:
-        assert self._offload is not None
-        return self._offload
 
 
 def _in_program_order(transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:

@@ -35,8 +35,8 @@ def plan_to_json(plan: Plan) -> bytes:
 def plan_from_json(data: bytes | str) -> Plan:
     """Read a plan back.
 
-    Types, tags and required fields are checked here. What the ids mean is checked by
-    ``ggsched.plan.verify`` and by the sanitizer.
+    Types, tags and required fields are checked here. The checker
+    (``ggsched.sanitize``) checks what ids mean.
 
     Raises:
         PlanError: not JSON, not a plan, or a plan of another format.

@@ -22,6 +22,11 @@ class Region(NamedTuple):
         return self.offset + self.nbytes
 
     @property
+    def span(self) -> tuple[int, int, int]:
+        """Arena, first byte, and one past the last."""
+        return self.arena, self.offset, self.end
+
+    @property
     def text(self) -> str:
         """The bytes for people, e.g. ``a3[0:4096]``."""
         return f"{show('arena', self.arena)}[{self.offset}:{self.end}]"

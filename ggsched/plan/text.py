@@ -1,18 +1,18 @@
 """A plan for people: what runs where, what moves, what waits for what and why."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from textwrap import wrap
 
 from ggsched.ids import show
 from ggsched.plan.bundle import Plan
-from ggsched.plan.command import Command
+from ggsched.plan.command import Barrier, Command, HostSync
 from ggsched.plan.effects import Effects
-from ggsched.plan.missing_ops import missing_ops
 from ggsched.plan.splits import Split
 from ggsched.plan.stats import PlanStats, device_name, plan_stats
-from ggsched.plan.text_streams import stream_rows, trade_rows
-from ggsched.topology.caps import capabilities
+from ggsched.plan.streams import Gain
+from ggsched.topology.caps import capabilities, runs_by_reference
 from ggsched.units import nbytes_text, seconds_text
 
 _MAX_ROWS = 40
@@ -214,3 +214,87 @@ def _fold(line: str, width: int) -> list[str]:
         break_on_hyphens=False,
         drop_whitespace=True,
     )
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def stream_rows(plan: Plan, *, verbose: bool = False) -> Iterator[str]:
+    """Yield a row for each split for which several streams were considered, takers first.
+
+    Args:
+        plan: The plan.
+        verbose: All rows; else the first forty.
+    """
+    gains = sorted(plan.streams.gains, key=lambda gain: (not gain.is_taken, gain.split))
+    shown = gains if verbose else gains[:_MAX_ROWS]
+    for gain in shown:
+        device = plan.devices[plan.splits.splits[gain.split].device].name
+        yield f"{device} {show('split', gain.split)}: {gain_text(gain)}"
+    if len(shown) < len(gains):
+        yield f"... and {len(gains) - len(shown)} more splits"
+
+
+def gain_text(gain: Gain) -> str:
+    """Return what several streams are predicted to gain, or why there is one."""
+    alone, beside = seconds_text(gain.sequential_s), seconds_text(gain.concurrent_s)
+    if gain.is_taken:
+        return f"{gain.streams} streams, predicted {beside} instead of {alone}"
+    if gain.concurrent_s >= gain.sequential_s:
+        return f"sequential, {alone}: {gain.streams} streams are predicted to gain nothing"
+    took = f"{gain.streams} streams are predicted to take {beside}"
+    return f"sequential, {alone}: {took}, too small a gain for their events"
+
+
+def trade_rows(plan: Plan) -> Iterator[str]:
+    """Yield a row for each wait that exists to save memory."""
+    for trade in plan.trades:
+        command = plan.commands[trade.command]
+        kind = {Barrier: "barrier", HostSync: "host sync"}.get(type(command), "wait")
+        yield (
+            f"{show('command', trade.command)}: this {kind} saves "
+            f"{nbytes_text(trade.saved_nbytes)} and costs {seconds_text(trade.cost_s)}"
+        )
+
+
+# --- missing kernels ------------------------------------------------------------------------------
+
+
+def missing_ops(plan: Plan) -> Iterator[str]:
+    """Yield a line for each op that splits the work of a device which has no kernel for it.
+
+    The splits are those that would not be there if nodes of the op ran between their neighbours.
+    Ops that are decomposed have a line each with the nodes that they became; so have ops that a
+    device computes by their reference arithmetic.
+    """
+    decomposed = Counter(
+        (plan.devices[c.device].name, c.detail.partition(",")[0])
+        for c in plan.placement.choices
+        if c.cause == "decomposed"
+    )
+    for (name, op), count in sorted(decomposed.items()):
+        yield f"{name} has no {op!r}: decomposed into {count} {'node' if count == 1 else 'nodes'}"
+    devices = [choice.device for choice in plan.placement.choices]
+    placed = Counter((device, n.op) for device, n in zip(devices, plan.nodes, strict=True))
+    for (device, op), count in sorted(placed.items()):
+        facts = plan.devices[device]
+        if runs_by_reference(facts, op):
+            nodes = "1 node" if count == 1 else f"{count} nodes"
+            yield f"{facts.name} has no {op!r}: {nodes} by the reference arithmetic"
+    for device, facts in enumerate(plan.devices):
+        supported = {key.partition(":")[0] for key in facts.ops}
+        libraries = {key.removesuffix("*") for key in supported if key.endswith(".*")}
+        used = {n.op for n in plan.nodes if not n.op.startswith(tuple(libraries))}
+        for op in sorted(used - supported):
+            moved = list(devices)
+            for i, node in enumerate(plan.nodes):
+                if node.op == op and i and moved[i - 1] == device:
+                    moved[i] = device
+            more = _changes(devices) - _changes(moved)
+            if more > 0:
+                what = "split" if more == 1 else "splits"
+                yield f"{facts.name} has no {op!r}: {more} more {what}"
+
+
+def _changes(devices: list[int]) -> int:
+    return sum(a != b for a, b in pairwise(devices))

@@ -1,6 +1,6 @@
 """What is expected of a plan: when its commands should run, by the cost model."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.cost.predict import predict_step
@@ -29,13 +29,13 @@ def described(graph: Graph, plan: Plan, rates: MachineRates) -> TracedPlan:
 
 
 def recorded_run(
-    recorder: Recorder | None,
+    recorder: Recorder,
     graph: Graph,
     plan: Plan,
     topology: Topology,
     rates: MachineRates | None,
 ) -> AbstractContextManager[None]:
-    """Return a context in which one run of a plan is recorded, if anybody records.
+    """Return a context in which one run of a plan is recorded.
 
     Args:
         recorder: Records it.
@@ -44,7 +44,5 @@ def recorded_run(
         topology: The machine.
         rates: Of its devices; guesses if not given.
     """
-    if recorder is None:
-        return nullcontext()
     known = rates or guessed_rates(topology)
     return recorder.run_of(plan, lambda plan: described(graph, plan, known))

@@ -5,15 +5,18 @@ both see the same machine; the first run of each warms it up and does not count,
 the fastest does, because whatever else the machine does only ever adds time.
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from ggsched.errors import UsageError
+from ggsched.errors import InternalError, UsageError
+from ggsched.run.cache import RecentCache
 
 ROUNDS: Final = 5
 """Timed runs of each way."""
 
 W = TypeVar("W")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,44 @@ class Trial(Generic[W]):
         first, second = (min(times[1:], default=None) for times in self._times)
         kept = None if self._winner is None else ("sequential", "streams")[self._winner]
         return Measured(self._graph, first, second, sum(map(len, self._times)), kept, self._reason)
+
+
+class Trials(Generic[K, W]):
+    """The trials that were used last, by what plans depend on but for the way."""
+
+    def __init__(self, limit: int) -> None:
+        self._trials: RecentCache[K, Trial[W]] = RecentCache(limit)
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        """What all of them have found so far."""
+        return tuple(trial.measured for trial in self._trials.values())
+
+    def way(self, key: K, begin: Callable[[], Trial[W]]) -> W:
+        """Return the way to run next; a trial is begun on first use."""
+        return self._trials.get(key, begin).way
+
+    def is_open(self, key: K) -> bool:
+        """Whether the time of the next run counts."""
+        return self._known(key).is_open
+
+    def note(self, key: K, seconds: float) -> W | None:
+        """Note how long a run took; return the way that lost, if that decides the trial."""
+        trial = self._known(key)
+        return trial.other if trial.note(seconds) else None
+
+    def settle(self, reason: str) -> None:
+        """End all of them: the first way it is."""
+        for trial in self._trials.values():
+            trial.settle(0, reason)
+
+    def forget(self, is_meant: Callable[[K], bool] = lambda key: True) -> None:
+        """Forget trials, all or those whose key is meant."""
+        for key in filter(is_meant, self._trials):
+            self._trials.drop(key)
+
+    def _known(self, key: K) -> Trial[W]:
+        def missing() -> Trial[W]:
+            raise InternalError("a run was not part of the trial that chose it")
+
+        return self._trials.get(key, missing)

@@ -16,8 +16,8 @@ import numpy as np
 
 from ggsched.backend.fill import fill
 from ggsched.backend.interrupts import is_interrupt
-from ggsched.backend.patience import doing, wait_patiently
 from ggsched.backend.plugin_calls import broken_by, name_of
+from ggsched.backend.progress import doing, wait_patiently
 from ggsched.backend.protocols import Event, HostMemory, Stream
 from ggsched.errors import GgschedError, SyncTimeout, UsageError
 from ggsched.ids import show
@@ -48,7 +48,7 @@ from ggsched.run.following import (
     takes_turns,
 )
 from ggsched.run.host_transfers import needless_transfers
-from ggsched.run.network import Network
+from ggsched.run.protocols import Network, Run
 from ggsched.run.resources import Resources
 from ggsched.run.waiting_host import run_while_waiting
 from ggsched.trace.commands import ids_label
@@ -121,7 +121,7 @@ class Executor:
         self.owes = self.is_under_way = False
         self._left = 0, 0  # the calls that ``finish`` makes of a run
         self.state_streams, self.takes_turns = state_streams(plan), takes_turns(plan)
-        self.alternate: Executor | None = None
+        self.alternate: Run | None = None
         self._unused = {t.name: t for t in graph.roots(Role.INPUT) if t.name not in self._inputs}
 
     def run(self, inputs: Mapping[str, np.ndarray], *, copy: bool = True) -> dict[int, np.ndarray]:
@@ -171,7 +171,7 @@ class Executor:
         self._set_inputs(inputs)
         if self._recorder is not None:
             self._recorder.add(self._recorder.host_work("write inputs", writes=self._written))
-        self._experts.next_run()
+        self._experts.run += 1
         try:
             self._left = waits, end
             self._enqueue(0, waits)

@@ -12,24 +12,24 @@ stream left.
 """
 
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ggsched.backend.fill import fill
-from ggsched.backend.patience import progress_of, wait_patiently
 from ggsched.backend.plugin_calls import name_of, plugin_call, plugin_faults
+from ggsched.backend.progress import progress_of, wait_patiently
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.backend.timeouts import start_thread
 from ggsched.errors import BackendUnavailable, GgschedError, OutOfDeviceMemory, UsageError
 from ggsched.files.mapping import file_behind
-from ggsched.run.quick_switching import quick_switching
 from ggsched.run.release import close_all
 from ggsched.run.weight_rows import WeightRows
 
@@ -430,3 +430,38 @@ def reader_count() -> int:
     """Return how many threads read: one for each processor that the process may use, to a limit."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(MAX_READERS, allowed or 1))
+
+
+# --- the switch interval --------------------------------------------------------------------------
+
+# A thread that comes back from a call of a driver waits for the interpreter until the thread that
+# has it has had it for the switch interval, 5 ms by default, in which a link takes as much as is
+# on its way. With a tenth of that an upload beside a thread that plans or compiles keeps most of
+# its rate.
+
+
+INTERVAL_S: Final = 5e-4
+
+_LOCK: Final = threading.Lock()
+_before: list[float] = []
+"""The interval to come back to, once for each block that is open."""
+
+
+@contextmanager
+def quick_switching() -> Iterator[None]:
+    """Let the switch interval of the process be short in the block; blocks of threads may overlap.
+
+    What somebody else sets meanwhile stays.
+    """
+    with _LOCK:
+        _before.append(_before[0] if _before else sys.getswitchinterval())
+        if len(_before) == 1:
+            sys.setswitchinterval(min(INTERVAL_S, _before[0]))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before = _before.pop()
+            is_ours = abs(sys.getswitchinterval() - min(INTERVAL_S, before)) < 1e-6
+            if not _before and is_ours:
+                sys.setswitchinterval(before)

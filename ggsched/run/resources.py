@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ggsched.backend.chosen_rows import ChosenRows
 from ggsched.backend.offline_device import OfflineDevice, OfflineStream
 from ggsched.backend.page_lock import PageLock, lock_pages
 from ggsched.backend.plugin_calls import name_of, plugin_call
 from ggsched.backend.plugins import REPORT
-from ggsched.backend.program import BoundNode, Group, Operand, full_params
+from ggsched.backend.program import BoundNode, ChosenRows, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
 from ggsched.backend.stages import stages_reported_to
 from ggsched.errors import BackendBroken, UsageError

@@ -16,8 +16,8 @@ import numpy as np
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.backend.interrupts import is_interrupt
 from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
-from ggsched.backend.patience import progress_of, wait_patiently
 from ggsched.backend.plugin_calls import broken_by, name_of, plugin_call
+from ggsched.backend.progress import progress_of, wait_patiently
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Stream
 from ggsched.errors import GgschedError, OutOfDeviceMemory, SyncTimeout, UsageError
 from ggsched.files.mapping import MappedFile, file_behind
@@ -39,6 +39,13 @@ PAGE_NBYTES: Final = 4096
 
 Progress = Callable[[str, int], None]
 """Called with the name and the bytes of each weight that has become resident."""
+
+
+def report_stage(progress: Progress | None, what: str) -> None:
+    """Report what is being done to ``progress``, if that has a method ``stage``."""
+    report = getattr(progress, "stage", None)
+    if report is not None:
+        report(what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +123,8 @@ class TensorStore:
         return self._streams[key]
 
     def stage(self, what: str) -> None:
-        """Report what is being done to ``progress``, if that has a method ``stage``."""
-        report = getattr(self._progress, "stage", None)
-        if report is not None:
-            report(what)
+        """Report what is being done to ``progress``."""
+        report_stage(self._progress, what)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -127,7 +132,7 @@ class TensorStore:
         return tuple(self._streams.values())
 
     is_lost: Final = False
-    """Whether a machine of the devices was lost; see ``RemoteStore``."""
+    """Whether a machine of the devices was lost; see ``Store``."""
 
     def progress(self) -> object:
         """Return a value that changes while any stream progresses."""

@@ -8,16 +8,14 @@ from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import Plan
 from ggsched.plan.effects import Effects
 from ggsched.sanitize.capture import find_capture_misuse
-from ggsched.sanitize.content import find_wrong_content
-from ggsched.sanitize.deadlock import find_stuck
+from ggsched.sanitize.content import find_dead_memory, find_wrong_content
+from ggsched.sanitize.deadlock import find_event_misuse, find_stuck
 from ggsched.sanitize.disorder import find_disorder
-from ggsched.sanitize.event_use import find_event_misuse
 from ggsched.sanitize.events import EventStream
 from ggsched.sanitize.from_plan import from_plan
 from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.hazards import find_bad_hazards
-from ggsched.sanitize.lifetime import find_dead_memory
 from ggsched.sanitize.meaning import (
     find_departures,
     find_overwritten_operands,
@@ -27,9 +25,14 @@ from ggsched.sanitize.program import find_unfaithful
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
-from ggsched.sanitize.relations import GRAPH_RELATIONS, find_disagreements
+from ggsched.sanitize.relations import (
+    GRAPH_RELATIONS,
+    find_disagreements,
+    find_missing_paths,
+)
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.rows import find_bad_rows
+from ggsched.topology.model import Topology
 from ggsched.trace.schema import Sync, Trace
 
 DEFAULT_RUNS: Final = 3
@@ -65,7 +68,9 @@ def check_plan(
     runs: int = DEFAULT_RUNS,
     advice: bool = False,
     graph: Graph | None = None,
+    topology: Topology | None = None,
     without: Collection[str] = (),
+    order: bool = True,
 ) -> Report:
     """Return what is wrong with a plan when it runs several times in a row.
 
@@ -83,7 +88,10 @@ def check_plan(
         advice: Whether to name redundant waits, events and copies, if nothing is wrong.
         graph: The graph that the plan is of. With it each step is compared with its node: access
             modes, bytes of each operand, outputs; and ``GRAPH_RELATIONS`` hold.
+        topology: The machine. With it copies are compared with its paths.
         without: Names of ``RELATIONS`` that are not looked at.
+        order: Whether to look at the order of accesses and the contents of memory too. Without it
+            artifacts, commands and graph are compared.
 
     Examples:
         >>> from ggsched import GraphBuilder, Scheduler
@@ -100,15 +108,17 @@ def check_plan(
     if not findings:  # nothing can be said about a plan that names what is not there
         stream = from_plan(plan, effects, runs)
         findings = outside + find_unfaithful(plan, effects, stream)
-        for rule in _STREAM_RULES:
+        for rule in _STREAM_RULES if order else ():
             findings += rule(stream)
-        findings += find_wrong_content(stream)
+        findings += find_wrong_content(stream) if order else []
         findings += find_wrong_slots(plan)
         for plan_rule in _PLAN_RULES:
             findings += plan_rule(plan, effects)
         findings += find_disagreements(plan, without)
         if graph is not None:
             findings += find_departures(plan, effects, graph)
+        if topology is not None:
+            findings += find_missing_paths(plan, topology)
         if advice and not findings:
             hints = advise(stream)
     return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)

@@ -23,9 +23,8 @@ from ggsched.plan.memory import Region
 from ggsched.plan.parts import Part, PartCommand, Receive, Send
 from ggsched.plan.splits import HOST
 from ggsched.sanitize.content import find_wrong_content
-from ggsched.sanitize.deadlock import find_stuck
+from ggsched.sanitize.deadlock import find_event_misuse, find_stuck
 from ggsched.sanitize.disorder import find_disorder
-from ggsched.sanitize.event_use import find_event_misuse
 from ggsched.sanitize.events import (
     HOST_READS,
     HOST_WRITES,

@@ -55,7 +55,7 @@ def _bad_group(
     for region, why in _clashes(plan, steps):
         what = f"{name} writes {region.text}, {why}"
         fix = "keep them apart as long as the group runs"
-        yield Finding("fusion", what, command.id, fix, region.arena, region.offset, region.end)
+        yield Finding("fusion", what, command.id, fix, *region.span)
 
 
 def _clashes(plan: Plan, steps: Sequence[Step]) -> Iterator[tuple[Region, str]]:

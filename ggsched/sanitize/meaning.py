@@ -52,7 +52,7 @@ def _overwritten(i: int, step: Step, k: int) -> Finding:
     region = step.operands[k]
     who = f"{show('command', i)} {show('node', step.node)}"
     what = f"{who} writes its result onto operand {k} at {region.text} while it reads it"
-    return Finding("reuse", what, i, "keep them apart", region.arena, region.offset, region.end)
+    return Finding("reuse", what, i, "keep them apart", *region.span)
 
 
 def find_wrong_slots(plan: Plan) -> list[Finding]:
@@ -128,4 +128,4 @@ def _wrong_step(plan: Plan, graph: Graph, i: int, step: Step) -> Iterator[Findin
             yield Finding("graph", what, i, "bind it to a value that holds it")
         elif region != due:
             what = f"{who} uses {region.text} as {show('tensor', tid)}, which lies at {due.text}"
-            yield Finding("graph", what, i, "", region.arena, region.offset, region.end)
+            yield Finding("graph", what, i, "", *region.span)

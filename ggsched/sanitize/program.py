@@ -162,7 +162,7 @@ def _misplaced(plan: Plan, i: int, effects: Effects, t: Transfer) -> Iterator[Fi
     if source.storage != target.storage or skipped < 0 or target.end > source.end:
         missing, held = show("value", target.id), show("value", source.id)
         what = f"{name} fills {missing} from {held}, which does not hold it"
-        yield Finding("region", what, i, "", *_bytes(src))
+        yield Finding("region", what, i, "", *src.span)
     else:
         begin = home._replace(offset=home.offset + skipped, nbytes=to.nbytes)
         for verb, region, due, vid in (("reads", src, begin, t.src), ("fills", dst, to, t.dst)):
@@ -170,7 +170,7 @@ def _misplaced(plan: Plan, i: int, effects: Effects, t: Transfer) -> Iterator[Fi
                 yield _elsewhere(f"{name} {verb}", region, due, vid, i)
     if src.arena == dst.arena and overlap(src, dst):
         what = f"{name} copies bytes onto themselves (CPY-3)"
-        yield Finding("region", what, i, "", *_bytes(dst))
+        yield Finding("region", what, i, "", *dst.span)
     arenas = plan.memory.arenas
     ends = [arenas[region.arena].device for region in (src, dst)]
     yield from _not_at(plan, f"{name} (CPY-1)", effects.streams[0], ends, i)
@@ -183,7 +183,7 @@ def _misfilled(plan: Plan, command: Fill, t: Transfer) -> Iterator[Finding]:
     if command.pattern != t.pattern:
         wanted = "a copy" if t.pattern is None else t.pattern.hex()
         says, found = f"the pattern of {name}, transfer {t.id}, is", command.pattern.hex()
-        yield instead("region", says, found, wanted, i, at=_bytes(dst))
+        yield instead("region", says, found, wanted, i, at=dst.span)
     if dst != due:
         yield _elsewhere(f"{name} fills", dst, due, t.dst, i)
     ends = [plan.memory.arenas[dst.arena].device]
@@ -193,7 +193,7 @@ def _misfilled(plan: Plan, command: Fill, t: Transfer) -> Iterator[Finding]:
 def _elsewhere(says: str, found: Region, due: Region, value: int, i: int) -> Finding:
     """Return that a command touches other bytes than those of a value."""
     wanted = f"{show('value', value)} at {due.text}"
-    return instead("region", says, found.text, wanted, i, at=_bytes(found))
+    return instead("region", says, found.text, wanted, i, at=found.span)
 
 
 def _not_at(plan: Plan, name: str, stream: int, ends: Sequence[int], i: int) -> Iterator[Finding]:
@@ -202,10 +202,6 @@ def _not_at(plan: Plan, name: str, stream: int, ends: Sequence[int], i: int) -> 
     if here not in ends:
         due = " or ".join(plan.devices[device].name for device in ends if device != HOST)
         yield instead("region", f"{name} runs on", plan.devices[here].name, due, i)
-
-
-def _bytes(region: Region) -> tuple[int, int, int]:
-    return region.arena, region.offset, region.end
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -220,7 +216,7 @@ def _values_out_of_place(plan: Plan) -> Iterator[Finding]:
         if not is_aligned or region.nbytes != value.nbytes:
             due = f"{value.nbytes} bytes aligned to {alignment}"
             says = f"the place of {show('value', value.id)} is"
-            yield instead("region", says, region.text, due, at=_bytes(region))
+            yield instead("region", says, region.text, due, at=region.span)
     for arena in arenas:
         if arena.device != HOST and arena.alignment % plan.devices[arena.device].alignment:
             facts = plan.devices[arena.device]
@@ -240,7 +236,7 @@ def _undeclared(all_effects: Sequence[Effects], stream: EventStream) -> Iterator
         ):
             if [*touched] == [(arena, start, start + n) for arena, start, n in declared]:
                 continue
-            holes: list[Span] = merge((r.arena, r.offset, r.end) for r in declared)
+            holes: list[Span] = merge(r.span for r in declared)
             for arena, start, end in subtract(touched, holes)[:1]:
                 where = f"{show('arena', arena)}[{start}:{end}]"
                 what = f"{show('command', event.source)} {mode} {where} without declaring it"

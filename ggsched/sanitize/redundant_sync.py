@@ -12,9 +12,9 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ggsched.ir.intervals import IntervalMap
-from ggsched.sanitize.access_map import AccessMap, Clashes
 from ggsched.sanitize.events import Access, Event, EventStream
 from ggsched.sanitize.order import HappensBefore, knows, nothing
+from ggsched.sanitize.races import AccessMap, Clashes
 from ggsched.sanitize.report import Finding
 
 Group = tuple[int, ...]

@@ -227,7 +227,7 @@ def _in_commands(
             yield from _in_steps(plan, i, effects.steps, odd)
         for region in effects.host_reads:
             if problem := _bad_region(plan, region):
-                yield Finding("region", f"{show('command', i)} {problem}", i, "", *_bytes(region))
+                yield Finding("region", f"{show('command', i)} {problem}", i, "", *region.span)
 
 
 def _in_steps(
@@ -261,7 +261,7 @@ def _outside(plan: Plan, i: int, step: Step) -> Iterator[Finding]:
         if region.arena != home.arena or not inside:
             who = f"{show('command', i)} {show('node', step.node)}"
             what = f"{who} uses {region.text} as {show('value', value)}, which is not there"
-            yield Finding("region", what, i, f"it lies at {home.text}", *_bytes(region))
+            yield Finding("region", what, i, f"it lies at {home.text}", *region.span)
 
 
 def _bad_regions(plan: Plan, i: int, step: Step) -> Iterator[Finding]:
@@ -269,7 +269,7 @@ def _bad_regions(plan: Plan, i: int, step: Step) -> Iterator[Finding]:
         if problem := _bad_region(plan, region):
             name = show("command", i)
             who = f"{name} {show('node', step.node)}" if step.node >= 0 else name
-            yield Finding("region", f"{who} {problem}", i, "", *_bytes(region))
+            yield Finding("region", f"{who} {problem}", i, "", *region.span)
 
 
 def _bad_region(plan: Plan, region: Region) -> str:
@@ -282,10 +282,6 @@ def _bad_region(plan: Plan, region: Region) -> str:
         where = f"{show('arena', arena)}[{offset}:{offset + nbytes}]"
         return f"lies at {where}, outside the arena's {size} bytes"
     return ""
-
-
-def _bytes(region: Region) -> tuple[int, int, int]:
-    return region.arena, region.offset, region.end
 
 
 # --- traces ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ggsched.ids import show
 from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph
+from ggsched.ir.intervals import overlap
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role
 from ggsched.plan.bundle import Plan
@@ -22,6 +23,7 @@ from ggsched.plan.memory import Arena
 from ggsched.plan.splits import HOST, Value
 from ggsched.sanitize.report import Finding, instead
 from ggsched.topology.caps import offers
+from ggsched.topology.model import Topology
 
 _HOST_COMMAND: Final = -1
 
@@ -56,6 +58,21 @@ def find_disagreements(plan: Plan, without: Collection[str] = ()) -> list[Findin
 def find_disagreements_with(graph: Graph, plan: Plan) -> list[Finding]:
     """Return what the artifacts of a plan state differently from its graph."""
     return [_finding(name, m) for name, find in GRAPH_RELATIONS.items() for m in find(plan, graph)]
+
+
+def find_missing_paths(plan: Plan, topology: Topology) -> list[Finding]:
+    """Return transfers between devices that the machine has no path for."""
+    values, findings = plan.splits.values, []
+    for t in plan.splits.transfers:
+        pair = values[t.src].device, values[t.dst].device
+        if t.pattern is not None or HOST in pair or (t.rows and t.rows.through_host_view):
+            continue
+        path = topology.copy_paths.get(pair)
+        if path is None or path.by != t.by:
+            who = f"transfer {t.id} is a copy by {show('device', t.by)}"
+            what = f"{who}, and there is no such path from device {pair[0]} to {pair[1]}"
+            findings.append(Finding("region", what, -1, "copy it through host memory"))
+    return findings
 
 
 def _finding(relation: str, m: Mismatch) -> Finding:
@@ -135,6 +152,38 @@ def memory_sizes(plan: Plan) -> Iterator[Mismatch]:
         if nbytes > facts.memory_nbytes:
             subject = f"the memory taken of {facts.name}"
             yield Mismatch(subject, nbytes, f"at most {facts.memory_nbytes}")
+
+
+def takeovers(plan: Plan) -> Iterator[Mismatch]:
+    """A result lies on another operand's bytes if, and only if, the memory plan says so."""
+    regions, overwrites = plan.memory.regions, plan.memory.overwrites
+    for value, taken in overwrites.items():
+        new, old = regions[value], regions[taken]
+        if new.arena != old.arena or not old.offset <= new.offset <= new.end <= old.end:
+            due = f"within {show('value', taken)} at {old.text}"
+            yield Mismatch(f"the place of {show('value', value)}", new.text, due)
+    for *operands, result in (bound for bound in plan.splits.bindings if len(bound) > 1):
+        region = regions[result]
+        for value in operands:
+            near = regions[value]
+            if value == result or near.arena != region.arena or not overlap(near, region):
+                continue
+            if overwrites.get(result) != value:
+                subject = f"the place of {show('value', result)}"
+                yield Mismatch(subject, region.text, f"apart from {show('value', value)}")
+
+
+def memory_bounds(plan: Plan) -> Iterator[Mismatch]:
+    """Bounds are of arenas without a name, at most as long, and higher with hints than without."""
+    arenas, plain = plan.memory.arenas, plan.memory.lower_bound
+    for i, bound in plain.items():
+        if arenas[i].name or not 0 <= bound <= arenas[i].nbytes:
+            most = 0 if arenas[i].name else arenas[i].nbytes
+            yield Mismatch(f"the bound of {show('arena', i)}", bound, f"at most {most}")
+    for i, bound in plan.memory.hinted_bound.items():
+        if not plain.get(i, bound) < bound <= arenas[i].nbytes:
+            due = f"above {plain.get(i)}, at most {arenas[i].nbytes}"
+            yield Mismatch(f"the bound with hints of {show('arena', i)}", bound, due)
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -298,6 +347,13 @@ def bound_tensors(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
             yield Mismatch(f"the bytes of {_name(value)}", held, whole)
 
 
+def storage_homes(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
+    """Only storages have a home."""
+    for tid in plan.placement.homes:
+        if not 0 <= tid < len(graph.tensors) or graph.tensors[tid].is_view:
+            yield Mismatch("what has a home", f"tensor {tid}", "a root tensor")
+
+
 def row_lengths(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
     """A row is as long as the stride of the weight of which a node takes rows."""
     rows = {t.dst: (t.id, t.rows.nbytes) for t in plan.splits.transfers if t.rows is not None}
@@ -329,6 +385,8 @@ RELATIONS: Final[Mapping[str, Callable[[Plan], Iterator[Mismatch]]]] = {
         arena_lengths,
         value_homes,
         memory_sizes,
+        takeovers,
+        memory_bounds,
         split_order,
         split_devices,
         transfer_order,
@@ -343,7 +401,7 @@ RELATIONS: Final[Mapping[str, Callable[[Plan], Iterator[Mismatch]]]] = {
 """What a plan states twice."""
 
 GRAPH_RELATIONS: Final[Mapping[str, Callable[[Plan, Graph], Iterator[Mismatch]]]] = {
-    f.__name__: f for f in (bound_tensors, row_lengths, node_devices)
+    f.__name__: f for f in (bound_tensors, storage_homes, row_lengths, node_devices)
 }
 """What a plan and its graph state."""
 

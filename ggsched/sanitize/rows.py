@@ -46,13 +46,13 @@ def _misplaced(plan: Plan, command: CopyRows) -> Iterator[Finding]:
     ids = plan.memory.regions[t.rows.ids]
     if command.ids != ids or plan.memory.arenas[ids.arena].device != HOST:
         what = f"{name} reads ids at {command.ids.text} instead of {ids.text}"
-        yield Finding("region", what, command.id, "", *_bytes(command.ids))
+        yield Finding("region", what, command.id, "", *command.ids.span)
     if command.row_nbytes != t.rows.nbytes or command.dst.nbytes % max(1, command.row_nbytes):
         what = f"{name} copies rows of {command.row_nbytes} bytes instead of {t.rows.nbytes}"
-        yield Finding("region", what, command.id, "", *_bytes(command.dst))
+        yield Finding("region", what, command.id, "", *command.dst.span)
     if command.through_host_view != t.rows.through_host_view:
         what = f"{name} takes another way to its rows than transfer {t.id}"
-        yield Finding("region", what, command.id, "", *_bytes(command.src))
+        yield Finding("region", what, command.id, "", *command.src.span)
     kept, cache = t.rows.cached * t.rows.nbytes, command.cache
     if (cache is None) != (kept == 0):
         what = f"{name} has {'no' if cache is None else 'a'} cache, and keeps {t.rows.cached} rows"
@@ -65,7 +65,7 @@ def _misplaced(plan: Plan, command: CopyRows) -> Iterator[Finding]:
         if (arena.kind, arena.name, arena.device, arena.nbytes) != due or not is_whole:
             where = show("arena", arena.id)
             what = f"{name} keeps rows in {where}, which is not a cache of {weight.bound!r}"
-            yield Finding("region", what, command.id, "", *_bytes(cache))
+            yield Finding("region", what, command.id, "", *cache.span)
 
 
 class _Walk:
@@ -123,8 +123,4 @@ class _Walk:
             self._add(what, command, "let the host read the ids after their last write", region)
 
     def _add(self, what: str, command: int, fix: str, region: Region) -> None:
-        self.findings.append(Finding("undefined", what, command, fix, *_bytes(region)))
-
-
-def _bytes(region: Region) -> tuple[int, int, int]:
-    return region.arena, region.offset, region.end
+        self.findings.append(Finding("undefined", what, command, fix, *region.span))

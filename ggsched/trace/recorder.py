@@ -5,17 +5,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, repeat
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from ggsched.backend.host_borrow import address_of
 from ggsched.backend.timing import Clock
+from ggsched.ids import show
 from ggsched.plan.bundle import Plan
 from ggsched.topology.caps import CopyOrder
 from ggsched.trace.host_memory import HOST_SPACE, HostMap
-from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Entry, Sync, Trace, TracedPlan, Work
+from ggsched.trace.schema import (
+    NOBODY,
+    Access,
+    Actor,
+    Alloc,
+    Barrier,
+    CaptureBegin,
+    CaptureEnd,
+    Entry,
+    Free,
+    Record,
+    Sync,
+    Trace,
+    TracedPlan,
+    Wait,
+    Work,
+)
 from ggsched.trace.setup import RunSetup
 from ggsched.trace.stamps import OpenRun, Stamp, Stamper, closed_runs
-from ggsched.trace.text import entries_text
 
 DEFAULT_LIMIT: Final = 1_000_000
 """Records that are kept. One is a few bytes where it repeats, and some hundred in a file."""
@@ -243,3 +259,51 @@ class Recorder:
             )
         )
         return number
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def entries_text(entries: Sequence[Entry], actors: Sequence[Actor]) -> str:
+    """Return records that were made by one call, e.g. ``cpu:0 q0  launch n3 add (5 nodes)``."""
+    first = entries[0]
+    return f"{actors[first.actor].name}  {_action(first, len(entries), actors)}"
+
+
+def _action(entry: Entry, count: int, actors: Sequence[Actor]) -> str:
+    match entry:
+        case Work():
+            return _work(entry, count, actors)
+        case Sync():
+            return f"has waited for {_awaited(entry, actors)}"
+        case Record(event=event):
+            return f"record {show('event', event)}"
+        case Wait(event=event):
+            return f"wait {show('event', event)}"
+        case Barrier():
+            return "barrier"
+        case Alloc():
+            return f"allocates {entry.nbytes} B: {entry.name}"
+        case Free():
+            return f"frees memory {entry.memory}"
+        case CaptureBegin():
+            return "begins a capture"
+        case CaptureEnd():
+            return "ends a capture"
+        case _:
+            assert_never(entry)
+
+
+def _work(entry: Work, count: int, actors: Sequence[Actor]) -> str:
+    if entry.is_copy:
+        ends = (entry.reads, entry.writes)
+        return f"{entry.label} {max(sum(a.end - a.start for a in end) for end in ends)} B"
+    if actors[entry.actor].kind == "host":
+        return entry.label
+    return f"launch {entry.label}" + (f" ({count} nodes)" if count > 1 else "")
+
+
+def _awaited(entry: Sync, actors: Sequence[Actor]) -> str:
+    if entry.event is not None:
+        return show("event", entry.event)
+    return "all streams" if entry.stream is None else actors[entry.stream].name

@@ -3,10 +3,7 @@
 Who changes how commands are enqueued has to read these modules, and each move costs host time.
 """
 
-import sys
 from contextlib import closing
-from itertools import groupby
-from pathlib import Path
 
 import pytest
 
@@ -14,29 +11,11 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_testing.eager import bound_nodes
 from tests.backends.fake_cuda import FakeDriver, fake_device, fake_gpu, fake_program, install
+from tests.support.call_path import modules_of
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / "ggsched", ROOT / "backends", ROOT / "apps"
 TIMEOUT_S = 20.0
 MAX_MODULES = 4
 MAX_MOVES = 6
-
-
-def modules_of(call):
-    """Return the modules of ggsched whose functions a call enters, in order."""
-    found = []
-
-    def note(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and any(path.is_relative_to(folder) for folder in SOURCES):
-            found.append(str(path.relative_to(ROOT)))
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return [module for module, _ in groupby(found)]
 
 
 def check_launch(stream, program):

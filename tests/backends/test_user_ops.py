@@ -15,8 +15,7 @@ from ggsched.passes import make_plan
 from ggsched.passes.cost.work_size import node_size
 from ggsched.passes.place import Constraints
 from ggsched.plan.codec import plan_from_json, plan_to_json
-from ggsched.plan.missing_ops import missing_ops
-from ggsched.plan.text import plan_text
+from ggsched.plan.text import missing_ops, plan_text
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched.topology.model import CopyPath, Topology
@@ -28,6 +27,7 @@ from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends import user_ops
 from tests.backends.user_ops import AFFINE, RIGHT, registered
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.verified_plans import verified_plan
 
 OPENCL = pytest.mark.opencl
 BACKENDS = ["cpu", "sim", pytest.param("opencl", marks=OPENCL)]
@@ -212,11 +212,11 @@ def test_a_device_without_a_kernel_gets_no_node():
     """The plan says what that costs."""
     with registered("affine", AFFINE):
         graph = chain()
-        plan = make_plan(graph, machine(False, True), Constraints(pins={0: 0, 2: 0}), verify=True)
+        plan = verified_plan(graph, machine(False, True), Constraints(pins={0: 0, 2: 0}))
         assert [c.device for c in plan.placement.choices] == [0, 1, 0, 1]
         assert list(missing_ops(plan)) == ["fake:0 has no 'affine': 3 more splits"]
         assert "fake:0 has no 'affine': 3 more splits" in plan_text(plan)
-        everywhere = make_plan(graph, machine(True, True), verify=True)
+        everywhere = verified_plan(graph, machine(True, True))
         assert list(missing_ops(everywhere)) == []
 
 

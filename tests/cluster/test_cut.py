@@ -29,6 +29,7 @@ from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 from tests.backends.device_settings import KERNELS, FarDevice
 from tests.cluster.machines import MachineThread, Post, apart
+from tests.support.verified_plans import verified_plan
 
 
 def there_and_back():
@@ -163,7 +164,7 @@ def test_messages_stay_outside_of_captured_commands():
     graph = g.build(y)
     topology = apart(probe(devices), [0, 1])
     pins = Constraints(pins=dict(enumerate([0, 0, 1, 1, 0, 0])))
-    plan = make_plan(graph, topology, pins, verify=True)
+    plan = verified_plan(graph, topology, pins)
     post, parts = Post(), []
     try:
         for part in cut_by_machine(plan, [0, 1]):
@@ -240,7 +241,7 @@ def test_what_the_run_before_reads_is_not_overwritten_ahead_of_a_wait():
              for i, o in enumerate(("stream", "barrier"))]  # fmt: skip
     topology = apart(Topology(tuple(facts)), [0, 1])
     pins = Constraints(pins={0: 0, 1: 1}, homes={"s": 1, "t": 1})
-    plan = make_plan(graph, topology, pins, verify=True)
+    plan = verified_plan(graph, topology, pins)
     parts = cut_by_machine(plan, [0, 1])
     report = check_parts(plan, parts, [0, 1])
     assert report.is_clean, report.to_text()

@@ -10,7 +10,7 @@ from ggsched.backend.registry import open_devices
 from ggsched.cli.main import main
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, UsageError
-from ggsched.run import open_devices as opening
+from ggsched.run import runtime as opening
 from ggsched_cluster.remote_devices import open_group
 from ggsched_llm.load import load_model
 from ggsched_llm.session import Session, SessionOptions

@@ -13,6 +13,7 @@ from ggsched.topology.model import Topology
 from ggsched_kernels import supported_ops
 from ggsched_kernels.block_constants import KERNEL_BLOCKS, block_constants, constants_text
 from tests.passes.machines import device, machine
+from tests.support.verified_plans import verified_plan
 
 KNOWN = {
     Q8_0: {"BLOCK_NBYTES": 34, "CODES_AT": 2, "SCALE_AT": 0, "CODES_I8": 1, "ZERO": 0},
@@ -71,7 +72,7 @@ def test_what_no_kernel_reads_goes_to_a_device_that_can():
     w, x = g.weight("w", (8, 32), Q5_0), g.input("x", (1, 32))
     graph = g.build(g.mul_mat(w, x))
     gpu = device("gpu:0", ops=supported_ops() - {"mul_mat:q5_0"})
-    plan = make_plan(graph, machine(gpu, "cpu:0"), verify=True)
+    plan = verified_plan(graph, machine(gpu, "cpu:0"))
     assert [choice.device for choice in plan.placement.choices] == [1]
     with pytest.raises(PlanError, match="mul_mat:q5_0"):
         make_plan(graph, Topology((gpu,)))

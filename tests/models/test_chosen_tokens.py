@@ -12,7 +12,7 @@ from ggsched.errors import DeviceFault, ModelError, OutOfDeviceMemory, UsageErro
 from ggsched.ir.dtype import F32
 from ggsched.plan.command import Download, HostSync
 from ggsched.plan.splits import HOST
-from ggsched.run.started import StartedRun
+from ggsched.run.run_order import StartedRun
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from ggsched_llm.batch_runner import BatchRunner
@@ -94,7 +94,7 @@ def test_a_step_is_enqueued_before_the_token_in_front_of_it_is_known(
     begin = Scheduler.start
 
     def noted(self, step):
-        under_way.append(len(self._scheduler._started))
+        under_way.append(len(self._scheduler._order._started))
         return note(self, step)
 
     def started(self, graph, inputs, constraints):
@@ -120,7 +120,7 @@ def test_a_step_that_nobody_wants(model, wanted, is_stopped):
             tokens = session.generate(PROMPT, COUNT, stop=frozenset(wanted[6:7]))
             found = list(tokens) if is_stopped else [next(tokens) for _ in range(end)]
             assert found == wanted[:end]
-            assert len(session.scheduler._started) == 1
+            assert len(session.scheduler._order._started) == 1
             session.truncate(len(PROMPT) + 2)
             assert int(session.feed([wanted[2]])[-1].argmax()) == wanted[3]
             session.reset()

@@ -78,7 +78,7 @@ def test_greedy_steps_are_replayed_ahead(gpus, devices, options):
         found = []
         for token in session.generate(prompt, count):
             found.append(token)
-            assert len(session.scheduler._started) == (1 < len(found) < count)
+            assert len(session.scheduler._order._started) == (1 < len(found) < count)
         made = session.scheduler._executors.values()
         (step,) = (e for e in made if e.alternate is not None)
         replays = [e.captured.report.replays for e in (step, step.alternate)]

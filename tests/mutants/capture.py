@@ -8,10 +8,9 @@ from ggsched.backend.base import BaseDevice, BaseStream
 from ggsched.backend.base_buffer import own_buffer
 from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.capture_errors import capturing_error
-from ggsched.backend.list_capture import RecordedCapture, RecordedGraph
+from ggsched.backend.list_capture import EAGER, RecordedCapture, RecordedGraph
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Stream
-from ggsched.backend.sinks import EAGER
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from ggsched.backend.base import BaseDevice, BaseStream
 from ggsched.backend.base_buffer import writable_memory
+from ggsched.backend.list_capture import EAGER
 from ggsched.backend.protocols import Buffer
-from ggsched.backend.sinks import EAGER
 from ggsched_testing.sim import SimStream
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks

@@ -2,8 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from ggsched.passes.order.access_intervals import ArenaHistory
+from ggsched.passes.order.access_intervals import ArenaHistory, Conflict
 
 NBYTES = 24
 LANES = 3
@@ -47,7 +48,7 @@ class Naive:
 def by_byte(found):
     """Conflicts of ranges as conflicts of bytes; each range is inside the arena and not empty."""
     out = set()
-    for kind, _, start, end, earlier in found:
+    for kind, _, start, end, earlier in map(structs.astuple, found):
         assert 0 <= start < end <= NBYTES
         out |= {(kind, k, earlier) for k in range(start, end)}
     return out
@@ -85,4 +86,4 @@ def test_writes_join_segments():
     history.write(0, NBYTES, 99, 0, [])
     found = []
     history.read(0, NBYTES, 100, 1, found)
-    assert found == [("RAW", 0, 0, NBYTES, 99)]
+    assert found == [Conflict("RAW", 0, 0, NBYTES, 99)]

@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32
 from ggsched.ir.ops import OPS
-from ggsched.passes import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.plan.splits import HOST
 from ggsched.sanitize import check_plan
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import NBYTES, N, device, machine, pinned
+from tests.support.verified_plans import verified_plan
 
 ONE = machine("gpu:0")
 
 
 def planned(graph, topology=ONE, wanted=None):
-    plan = make_plan(graph, topology, wanted or Constraints(), verify=True)
+    plan = verified_plan(graph, topology, wanted or Constraints())
     assert check_plan(plan).is_clean
     return plan
 

@@ -19,6 +19,7 @@ from ggsched_testing.generators.strategies import graphs, seeds
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.verified_plans import verified_plan
 
 STREAMS = StreamPolicy(4, is_forced=True)
 ONE_BYTE = PlanOptions(STREAMS, ((0, 1),))
@@ -64,7 +65,7 @@ def test_branches_share_bytes_one_after_another(gpu):
     assert least < compute(free)
     sizes, counts = [], []
     for budget in (compute(free), (compute(free) + least) // 2, least):
-        plan = make_plan(graph, gpu, options=PlanOptions(STREAMS, ((0, budget),)), verify=True)
+        plan = verified_plan(graph, gpu, options=PlanOptions(STREAMS, ((0, budget),)))
         assert check_plan(plan).is_clean
         assert compute(plan) <= budget
         sizes.append(compute(plan))
@@ -93,7 +94,7 @@ def test_each_device_has_its_own():
     wanted = pinned(*(i % 2 for i in range(len(graph.nodes))))
     free = make_plan(graph, two, wanted, PlanOptions(STREAMS))
     least = least_of(graph, two, ONE_BYTE, wanted)
-    plan = make_plan(graph, two, wanted, PlanOptions(STREAMS, ((0, least),)), verify=True)
+    plan = verified_plan(graph, two, wanted, PlanOptions(STREAMS, ((0, least),)))
     assert compute(plan) <= least
     assert compute(plan, 1) == compute(free, 1)
 
@@ -110,7 +111,7 @@ def test_rows_of_experts_count_as_steps(ring, cache_nbytes):
     assert any(isinstance(c, CopyRows) for c in free.commands)
     least = least_of(graph, two, ONE_BYTE, wanted)
     assert least < compute(free)
-    plan = make_plan(graph, two, wanted, PlanOptions(STREAMS, ((0, least),)), verify=True)
+    plan = verified_plan(graph, two, wanted, PlanOptions(STREAMS, ((0, least),)))
     assert compute(plan) <= least
     assert check_plan(plan).is_clean
     ends = [
@@ -135,7 +136,7 @@ def test_whatever_the_budget(drawn, topology, data, seed):
     budget = data.draw(st.integers(used[chosen] // 2, used[chosen]))
     options = PlanOptions(STREAMS, ((chosen, budget),))
     try:
-        plan = make_plan(drawn.graph, topology, wanted, options, verify=True)
+        plan = verified_plan(drawn.graph, topology, wanted, options)
     except PlanError:
         event("too little")
         return

@@ -8,7 +8,7 @@ from ggsched.backend.probe import probe
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable
 from ggsched.ir.builder import GraphBuilder
-from ggsched.passes import Constraints, make_plan
+from ggsched.passes import Constraints
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.codec import plan_from_json, plan_to_json
@@ -17,7 +17,7 @@ from ggsched.plan.memory import Region
 from ggsched.plan.stats import plan_stats
 from ggsched.plan.text import plan_text
 from ggsched.run.capture_plan import plan_capture
-from ggsched.run.open_devices import open_devices
+from ggsched.run.runtime import open_devices
 from ggsched.sanitize import check_plan, check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import guessed_rates
@@ -27,6 +27,7 @@ from ggsched.trace.schema import Expected
 from ggsched.trace.unroll import unroll
 from ggsched_testing.explore import PlanProgram, explore
 from ggsched_testing.sim import SimConfig, SimWorld
+from tests.support.verified_plans import verified_plan
 
 N = 8
 ONE = PlanOptions()
@@ -56,7 +57,7 @@ def world(**changes):
 
 def plan_on(topology, options=ONE, clears=CLEARS):
     wanted = Constraints(pins=PINS, clears=clears)
-    return make_plan(GRAPH, topology, wanted, options, verify=True)
+    return verified_plan(GRAPH, topology, wanted, options)
 
 
 def fills(plan):

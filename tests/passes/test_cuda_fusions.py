@@ -10,7 +10,6 @@ from benchmarks.gpu import moe_router
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16, MXFP4
-from ggsched.passes import make_plan
 from ggsched.plan.fusions import run_order
 from ggsched.sanitize import check_plan
 from ggsched.topology.codec import topology_from_text
@@ -19,6 +18,7 @@ from ggsched_llm.graph import build_model_graph
 from ggsched_llm.offload import Offload, find_homes
 from ggsched_testing.eager import bound_nodes
 from tests.support.shapes import SMALL_MOE, spec_of
+from tests.support.verified_plans import verified_plan
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
@@ -51,7 +51,7 @@ def planned(n_tokens):
     machine, spec = gpu(), spec_of(MODEL, BF16, MXFP4)
     graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=256, n_out=1, n_ctx=256)
     homes = find_homes(spec, machine, Offload()).constraints()
-    return graph, make_plan(graph, machine, homes, verify=True)
+    return graph, verified_plan(graph, machine, homes)
 
 
 def lowered(graph, plan):
@@ -123,7 +123,7 @@ def test_what_is_compared_on_a_gpu_is_what_should_be(kind, k, dtype):
     assert KERNELS.keys() == moe_router.BUILD.keys()
     for n_tokens in (1, 2):
         graph = moe_router.BUILD[kind](dtype, k, n_tokens)
-        calls = lowered(graph, make_plan(graph, gpu(), verify=True))
+        calls = lowered(graph, verified_plan(graph, gpu()))
         found = [call.kernel for call in calls]
         if n_tokens == 1 or kind not in ("layer", "output"):
             assert found == KERNELS[kind]
@@ -135,5 +135,5 @@ def test_what_is_compared_on_a_gpu_is_what_should_be(kind, k, dtype):
 @pytest.mark.parametrize("size", moe_router.ROUTES, ids=str)
 def test_routes_that_are_compared_on_a_gpu_are_one_kernel(kind, size):
     graph = moe_router._route(kind, *size)
-    (call,) = lowered(graph, make_plan(graph, gpu(), verify=True))
+    (call,) = lowered(graph, verified_plan(graph, gpu()))
     assert call.kernel == f"route_{kind}"

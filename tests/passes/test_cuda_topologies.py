@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from ggsched.passes import make_plan
 from ggsched.plan.command import Copy, Download, HostSync, Upload
 from ggsched.plan.splits import HOST
 from ggsched.run.capture_plan import plan_capture
@@ -14,6 +13,7 @@ from ggsched_llm.graph import build_model_graph
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload, find_homes
 from tests.models.helpers import ORACLE
+from tests.support.verified_plans import verified_plan
 
 FOLDER = Path(__file__).parent.parent / "data" / "topologies"
 NAMES = ["h200", "h200-cpu", "h200-two-logical", "h200-two-logical-cpu", "h200-two-gpus"]
@@ -29,7 +29,7 @@ def planned(name, model, n_tokens, **offload):
     machine, spec = topology(name), load_model(ORACLE / f"{model}.gguf").spec
     graph = build_model_graph(spec, n_tokens=n_tokens, n_kv=32, n_out=1, n_ctx=64)
     homes = find_homes(spec, machine, Offload(**offload)).constraints()
-    return make_plan(graph, machine, homes, verify=True), machine
+    return verified_plan(graph, machine, homes), machine
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -22,8 +22,7 @@ from ggsched.passes.options import PlanOptions
 from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.placement.named import placement_policy
-from ggsched.plan.missing_ops import missing_ops
-from ggsched.plan.verify import verify_placement
+from ggsched.plan.text import missing_ops
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched_testing.generators.strategies import graphs, seeds
@@ -31,6 +30,7 @@ from ggsched_testing.generators.topologies import constraints, topologies
 from ggsched_testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
 from ggsched_testing.oracle.interpreter import run_oracle
 from tests.passes.machines import device, machine
+from tests.support.verified_plans import verified_plan
 
 OTHERS = tuple(op for op in BUILT_IN if op not in ("linear_attention", "short_conv"))
 DRAWN = graphs(ops=(*DECOMPOSITIONS, *DECOMPOSITIONS, *OTHERS))
@@ -156,7 +156,7 @@ class TestWhere:
     def test_only_where_no_device_has_it(self, policy):
         topology = machine(device("gpu:0", lacks=["attention"]))
         found = self.decomposed(self.layer(), topology, policy=policy)
-        plan = make_plan(found.graph, topology, found.constraints, verify=True)
+        plan = verified_plan(found.graph, topology, found.constraints)
         assert "attention" not in [n.op for n in plan.nodes]
         assert found.origin[-1] == 1
         assert set(found.origin[:-1]) == {0}
@@ -170,7 +170,7 @@ class TestWhere:
     def test_pinned(self):
         topology = machine("cpu:0", device("gpu:0", lacks=["attention"]))
         found = self.decomposed(self.layer(), topology, Constraints(pins={0: 1}))
-        plan = make_plan(found.graph, topology, found.constraints, verify=True)
+        plan = verified_plan(found.graph, topology, found.constraints)
         assert {c.device for c in plan.placement.choices[:-1]} == {1}
         assert all(c.cause == "decomposed" for c in plan.placement.choices[:-1])
         assert "pin gpu:0" in plan.placement.choices[0].detail
@@ -201,8 +201,7 @@ class TestWhere:
         found = self.decomposed(drawn.graph, some, wanted)
         if found is not None:
             assert found.constraints.placed is not None
-            verify_placement(found.graph, some, found.constraints.placed)
-            plan = make_plan(found.graph, some, found.constraints, verify=True)
+            plan = verified_plan(found.graph, some, found.constraints)
             assert check_plan(plan, graph=found.graph).is_clean
 
     def test_memory_is_that_of_a_block(self, monkeypatch):

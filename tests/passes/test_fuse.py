@@ -1,25 +1,22 @@
 """Which nodes become a group, where a group runs, and what the checks say of wrong ones."""
 
+import msgspec
 import pytest
 
-from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.ir.fusion import PATTERNS
 from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
-from ggsched.passes.place import Constraints
-from ggsched.passes.placement.ggml import place
-from ggsched.passes.split import split
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.command import Launch
 from ggsched.plan.fusions import Fusion, run_order
-from ggsched.plan.verify import verify_fusions
 from ggsched.sanitize import check_plan
 from ggsched.topology.codec import topology_from_text, topology_to_text
 from ggsched.topology.model import Topology
 from ggsched_testing.plan_mutants_fusion import cut_groups
 from tests.passes.machines import device, machine
+from tests.support.verified_plans import verified_plan
 
 FUSING = device("gpu:0", fusions=frozenset(PATTERNS))
 
@@ -30,7 +27,7 @@ def builder():
 
 
 def plan_of(g, *results, facts=FUSING, **options):
-    return make_plan(g.build(*results), machine(facts), options=PlanOptions(**options), verify=True)
+    return verified_plan(g.build(*results), machine(facts), options=PlanOptions(**options))
 
 
 def groups(plan):
@@ -199,10 +196,10 @@ def test_wrong_groups_are_found(wrong):
     normed = g.mul(g.rms_norm(x), g.weight("w", (16,)))
     graph = g.build(g.mul(normed, g.weight("v", (16,))))
     topology = Topology((FUSING,))
-    splits = split(graph, topology, place(graph, topology, Constraints()))
     plan = make_plan(graph, topology, options=PlanOptions(fuse=False))
-    with pytest.raises(PlanError):
-        verify_fusions(graph, topology, splits, plan.streams, (wrong,))
+    assert check_plan(plan, graph=graph).is_clean
+    broken = msgspec.structs.replace(plan, fusions=(wrong,))
+    assert not check_plan(broken, graph=graph).is_clean
 
 
 def test_a_cut_group_is_found():

@@ -21,6 +21,7 @@ from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import topologies
 from tests.passes.machines import device, machine
 from tests.passes.rows import launched, naming_rows
+from tests.support.verified_plans import verified_plan
 
 ROW = "rms_norm, silu, mul_mat"
 
@@ -38,7 +39,7 @@ def chain(count=64):
 
 def planned(graph, *names, **options):
     facts = device("gpu:0", neighbours=frozenset(names))
-    plan = make_plan(graph, machine(facts), options=PlanOptions(**options), verify=True)
+    plan = verified_plan(graph, machine(facts), options=PlanOptions(**options))
     assert check_plan(plan).is_clean
     return plan
 
@@ -128,7 +129,7 @@ def test_hints_do_not_raise_the_lower_bound(data, drawn):
     _, topology = data.draw(naming_rows(drawn.graph, data.draw(machines), options=options))
     devices = tuple(replace(d, neighbours=frozenset()) for d in topology.devices)
     free = make_plan(drawn.graph, replace(topology, devices=devices), options=options)
-    kept = make_plan(drawn.graph, topology, options=options, verify=True)
+    kept = verified_plan(drawn.graph, topology, options=options)
     # On several lanes the bound without hints is that of program order, which is weaker.
     is_sequential = make_schedule(drawn.graph, topology, options=options).order.is_sequential
     event(f"hints cost bytes: {bool(kept.memory.hinted_bound)}")
@@ -155,7 +156,7 @@ def with_neighbours(draw):
     limit = draw(st.sampled_from((1, 1, 2, 3)))
     options = PlanOptions(StreamPolicy(limit, is_forced=limit > 1))
     names, topology = draw(naming_rows(drawn.graph, topology, options=options))
-    return names, make_plan(drawn.graph, topology, options=options, verify=True)
+    return names, verified_plan(drawn.graph, topology, options=options)
 
 
 @given(made=with_neighbours())

@@ -29,6 +29,7 @@ from ggsched_testing.generators.strategies import graphs, seeds
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, spec_of
+from tests.support.verified_plans import verified_plan
 
 FILE = Path(__file__).parent.parent / "data" / "topologies" / "h200-cpu.json"
 TOPOLOGY = topology_from_text(FILE.read_text())
@@ -48,7 +49,7 @@ def planned(hp, n_tokens, offload):
         spec = copied_output(spec)
     graph = BatchSize(n_tokens, PREFILL, 1).graph(spec, PREFILL)
     constraints = find_homes(spec, TOPOLOGY, offload).constraints(RATES)
-    plan = make_plan(graph, TOPOLOGY, constraints, verify=True)
+    plan = verified_plan(graph, TOPOLOGY, constraints)
     assert check_plan(plan).is_clean
     return graph, plan
 
@@ -207,7 +208,7 @@ def test_results_of_what_is_moved_equal_the_oracle(drawn, seed, ring, data):
     lasting = [t.name for t in graph.tensors if t.role.value in ("weight", "state") and t.name]
     homes = {name: data.draw(st.sampled_from((1, 1, 0)), label=name) for name in lasting}
     constraints = Constraints(homes=homes, experts=ExpertPolicy("on", ring))
-    plan = make_plan(graph, ANY_TWO, constraints, verify=True)
+    plan = verified_plan(graph, ANY_TWO, constraints)
     check_plan(plan).raise_if_findings()
     assert all(o.is_taken for o in plan.placement.offloads)
     run_and_compare(drawn, ANY_TWO, plan, seed)

@@ -14,13 +14,18 @@ from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.order.hazards import find_hazards
 from ggsched.passes.order.sync import SyncPlan, plan_sync
 from ggsched.passes.order.work import list_work
-from ggsched.passes.pipeline import make_schedule, plan_memory
-from ggsched.passes.verify import verify_liveness, verify_order, verify_sync
+from ggsched.passes.pipeline import plan_memory
 from ggsched.plan.memory import Life
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.passes.test_budget import branches
+from tests.support.verified_plans import (
+    verified_schedule,
+    verify_liveness,
+    verify_order,
+    verify_sync,
+)
 
 STREAMS = PlanOptions(StreamPolicy(4, is_forced=True))
 
@@ -35,11 +40,11 @@ def schedules(draw, is_joined=False):
     if is_joined:
         wanted = replace(wanted, slots=Slots(draw(st.integers(1, 2)), joined.firsts))
     streams = StreamPolicy(draw(st.integers(1, 8)), True, has_copy_stream=draw(st.booleans()))
-    return make_schedule(joined.graph, topology, wanted, PlanOptions(streams), verify=True)
+    return verified_schedule(joined.graph, topology, wanted, PlanOptions(streams))
 
 
 def hazards_of(s):
-    memory = plan_memory(s, s.reuse_policy(), verify=True)
+    memory = plan_memory(s, s.reuse_policy())
     work = list_work(s.graph, s.splits, s.order.items, s.order.nodes, memory)
     return find_hazards(work, s.order.lanes, memory)
 
@@ -89,7 +94,7 @@ def schedule():
     graph = branches(2)
     two = machine(device("gpu:0", max_streams=8), "gpu:1")
     wanted = pinned(*(i % 4 // 3 for i in range(len(graph.nodes))))
-    return make_schedule(graph, two, wanted, STREAMS, verify=True)
+    return verified_schedule(graph, two, wanted, STREAMS)
 
 
 def without(items, k):

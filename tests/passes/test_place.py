@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
-from ggsched.passes.place import Constraints
+from ggsched.passes.place import Constraints, verify_placement
 from ggsched.passes.placement import ggml
 from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
-from ggsched.plan.verify import verify_placement
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import NBYTES, N, device, machine, pinned
@@ -21,7 +20,7 @@ from tests.passes.machines import NBYTES, N, device, machine, pinned
 
 def placed(graph, topology, wanted=None):
     placement = place(graph, topology, wanted or Constraints())
-    verify_placement(graph, topology, placement)
+    verify_placement(graph, topology, wanted or Constraints(), placement)
     return placement
 
 

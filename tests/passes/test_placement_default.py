@@ -20,6 +20,7 @@ from ggsched.plan.text import plan_text
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import Link, MachineRates, Rates, guessed_rates
 from tests.passes.machines import device, machine
+from tests.support.verified_plans import verified_plan
 
 WIDTH = 64
 TWO = machine("gpu:0", "gpu:1")
@@ -221,7 +222,7 @@ def test_imported_graphs_are_faster_on_two_devices(make):
         return predict_step(graph, plan, UNEVEN).seconds
 
     free = Constraints(rates=UNEVEN)
-    plan = make_plan(graph, two, free, placement="auto", verify=True)
+    plan = verified_plan(graph, two, free, placement="auto")
     others = [make_plan(graph, two, free)]
     for number in range(2):
         pins = dict.fromkeys(range(len(graph.nodes)), number)

@@ -29,6 +29,7 @@ from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned
 from tests.passes.test_plans import content
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.verified_plans import verified_plan
 
 WIDTH = 256
 
@@ -82,7 +83,7 @@ def test_every_policy_gives_plans_that_are_right(drawn, topology, seed, data):
     policy = data.draw(policies(graph, topology))
     event(type(policy).__name__)
     try:
-        plan = make_plan(graph, topology, wanted, placement=policy, verify=True)
+        plan = verified_plan(graph, topology, wanted, placement=policy)
     except PlanError as error:
         if not isinstance(policy, Pinned) or "pinned to" not in str(error):
             raise  # constraints that were drawn can be kept; patterns may contradict them
@@ -149,9 +150,9 @@ def test_pins_by_pattern_are_pins(drawn, topology, data):
     assumed = {t.name for t in graph.tensors if t.name} & set(patterns)
     if any(name.startswith("n") and name[1:].isdigit() for name in assumed):
         return
-    explicit = make_plan(graph, topology, wanted, verify=True)
+    explicit = verified_plan(graph, topology, wanted)
     others = replace(wanted, homes={}, pins={})
-    by_name = make_plan(graph, topology, others, placement=Pinned(patterns), verify=True)
+    by_name = verified_plan(graph, topology, others, placement=Pinned(patterns))
     assert by_name.placement.homes == explicit.placement.homes
     assert [c.device for c in by_name.placement.choices] == [
         c.device for c in explicit.placement.choices
@@ -182,7 +183,7 @@ class TestCost:
     def test_branches_run_beside_each_other(self):
         graph, two = branches(), machine("gpu:0", "gpu:1")
         wanted = Constraints(rates=even_rates())
-        plan = make_plan(graph, two, wanted, placement="cost", verify=True)
+        plan = verified_plan(graph, two, wanted, placement="cost")
         alone = make_plan(graph, two, wanted)
         assert {c.device for c in plan.placement.choices} == {0, 1}
         took = predicted(graph, plan, even_rates())
@@ -202,9 +203,7 @@ class TestCost:
         small = [device(f"gpu:{i}", memory_nbytes=4 * nbytes) for i in range(2)]
         slow = replace(even_rates(), links={k: Link(1e-3, 1e8) for k in even_rates().links})
         for rates in (even_rates(), slow):
-            plan = make_plan(
-                graph, machine(*small), Constraints(rates=rates), placement="cost", verify=True
-            )
+            plan = verified_plan(graph, machine(*small), Constraints(rates=rates), placement="cost")
             for d, facts in enumerate(plan.devices):
                 used = sum(a.nbytes for a in plan.memory.arenas if a.device == d)
                 assert used <= facts.memory_nbytes
@@ -214,7 +213,7 @@ class TestCost:
     def test_homes_that_are_given_are_kept(self):
         graph, two = branches(), machine("gpu:0", "gpu:1")
         homes = {f"{name}{k}": 1 for name in "ab" for k in range(3)}
-        plan = make_plan(graph, two, Constraints(homes=homes), placement="cost", verify=True)
+        plan = verified_plan(graph, two, Constraints(homes=homes), placement="cost")
         assert {c.device for c in plan.placement.choices} == {1}
 
     def test_candidates_say_what_was_compared(self):
@@ -238,7 +237,7 @@ class TestCost:
             x = g.gelu(g.mul_mat(g.weight(f"w{k}", (WIDTH, WIDTH)), x))
         graph = g.build(x)
         two = machine(device("gpu:0", lacks=["gelu"]), device("cpu:0", lacks=["mul_mat"]))
-        plan = make_plan(graph, two, placement="cost", verify=True)
+        plan = verified_plan(graph, two, placement="cost")
         assert [c.device for c in plan.placement.choices] == [0, 1, 0, 1, 0, 1]
         names = [c.name for c in plan.placement.candidates]
         assert "gpu:0 as far as it can" in names
@@ -265,7 +264,7 @@ class TestPinned:
     TWO = machine("gpu:0", "gpu:1")
 
     def devices(self, policy, wanted=None):
-        plan = make_plan(self.GRAPH, self.TWO, wanted, placement=policy, verify=True)
+        plan = verified_plan(self.GRAPH, self.TWO, wanted, placement=policy)
         return {
             n.name: c.device for n, c in zip(self.GRAPH.nodes, plan.placement.choices, strict=True)
         }, plan
@@ -367,7 +366,7 @@ class TestPolicies:
         plan = make_plan(graph, two, free, placement=policy)
 
         def replan(wanted):
-            return graph, make_plan(graph, two, wanted, placement=policy, verify=True)
+            return graph, verified_plan(graph, two, wanted, placement=policy)
 
         for node in (graph.nodes[0], graph.nodes[-1]):
             found = explain_node(graph, plan, node, free, rates, replan)

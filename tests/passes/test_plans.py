@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from ggsched.sanitize import check_plan
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import N, connected, machine, pinned
+from tests.support.verified_plans import verified_plan
 
 
 def content(plan):
@@ -45,7 +45,7 @@ def test_the_same_each_time(drawn, topology, data):
         homes=dict(reversed(wanted.homes.items())),
         pins=dict(reversed(wanted.pins.items())),
     )
-    assert content(make_plan(drawn.graph, topology, wanted, verify=True)) == content(first)
+    assert content(verified_plan(drawn.graph, topology, wanted)) == content(first)
     assert content(make_plan(drawn.graph, topology, turned)) == content(first)
 
 
@@ -62,7 +62,7 @@ spec = load_model(sys.argv[1]).spec
 graph = build_model_graph(spec, n_tokens=3, n_kv=32, n_out=1, n_ctx=64)
 topology = machine(device("gpu:0", lacks=["rope"]), device("gpu:1", lacks=["silu"]), "cpu:0")
 homes = {name: i % 3 for i, name in enumerate(spec.weights)}
-plan = make_plan(graph, topology, Constraints(homes=homes), verify=True)
+plan = make_plan(graph, topology, Constraints(homes=homes))
 data = plan_to_json(msgspec.structs.replace(plan, planning_s=0.0))
 print(hashlib.sha256(data).hexdigest(), len(plan.commands), graph.digest, topology.digest)
 """
@@ -143,15 +143,14 @@ def test_host_slots():
     g.input("unused", (N,))
     y = g.silu(a)
     graph = g.build(y, b, g.add(y, b))
-    plan = make_plan(graph, machine("gpu:0"), verify=True)
+    plan = verified_plan(graph, machine("gpu:0"))
     assert check_plan(plan).is_clean
     assert [s.name for s in plan.inputs] == ["a", "b"]
     assert [s.tensor for s in plan.outputs] == list(graph.outputs)
     assert plan.outputs[1].value == plan.inputs[1].value
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_the_collector_is_as_it_was(verify):
+def test_the_collector_is_as_it_was():
     import gc
 
     g = GraphBuilder()
@@ -159,7 +158,7 @@ def test_the_collector_is_as_it_was(verify):
     for enabled in (True, False):
         (gc.enable if enabled else gc.disable)()
         try:
-            make_plan(graph, machine("gpu:0"), pinned(0), verify=verify)
+            make_plan(graph, machine("gpu:0"), pinned(0))
             assert gc.isenabled() is enabled
         finally:
             gc.enable()

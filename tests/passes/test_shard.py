@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir import GraphBuilder
 from ggsched.ir.tensor import Role
-from ggsched.passes import make_plan
 from ggsched.passes.shard.calls import HEAVY
 from ggsched.passes.shard.layout import Cuts, Split, Whole, Window, even_parts
 from ggsched.passes.shard.names import name_of, part_of
@@ -23,6 +22,7 @@ from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, val
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.oracle.interpreter import run_oracle
 from ggsched_testing.plan_builder import fake_device
+from tests.support.verified_plans import verified_plan
 
 
 def parts_of(values, graph, shards):
@@ -239,7 +239,7 @@ def test_what_is_received_is_enqueued_before_the_next_product():
     """A copy may stand on its sender's queue: behind a product it would be late."""
     graph, shards = two_layers()
     new = shard_graph(graph, shards).graph
-    plan = make_plan(new, machine(2), placement=ByParticipant("two", lambda t: (0, 1)), verify=True)
+    plan = verified_plan(new, machine(2), placement=ByParticipant("two", lambda t: (0, 1)))
     assert check_plan(plan).is_clean
     heavy_by = {0: 0, 1: 0}
     for s in plan.splits.splits:
@@ -255,7 +255,7 @@ def test_a_plan_places_parts_where_participants_are():
     graph, shards = two_layers()
     new = shard_graph(graph, shards).graph
     homes = {name: p for source in shards.layouts for name, p in shards.members(source)}
-    plan = make_plan(new, machine(3), placement=ByParticipant("two", lambda t: (2, 0)), verify=True)
+    plan = verified_plan(new, machine(3), placement=ByParticipant("two", lambda t: (2, 0)))
     for node, choice in zip(new.nodes, plan.placement.choices, strict=True):
         assert choice.device == {0: 2, 1: 0}[part_of(node.name)[1]]
     assert homes["0.q#1"] == 1

@@ -3,7 +3,6 @@
 import pytest
 
 from ggsched.ir.builder import GraphBuilder
-from ggsched.passes import make_plan
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.order.liveness import liveness
 from ggsched.passes.place import Constraints
@@ -12,11 +11,11 @@ from ggsched.passes.split import split
 from ggsched.passes.streams.assign import assign
 from ggsched.plan.memory import Life
 from ggsched.plan.splits import HOST
-from ggsched.plan.verify import verify_splits, verify_streams
 from ggsched.sanitize import check_plan
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath
 from tests.passes.machines import NBYTES, N, machine, pinned
+from tests.support.verified_plans import verified_plan
 
 TWO = machine("gpu:0", "cpu:0")
 APART = machine("gpu:0", "cpu:0", copies={})
@@ -25,8 +24,7 @@ APART = machine("gpu:0", "cpu:0", copies={})
 def lowered(graph, topology, wanted):
     placement = place(graph, topology, wanted)
     splits = split(graph, topology, placement)
-    verify_splits(graph, topology, placement, splits)
-    plan = make_plan(graph, topology, wanted, verify=True)
+    plan = verified_plan(graph, topology, wanted)
     assert check_plan(plan).is_clean
     assert plan.splits == splits
     return splits
@@ -209,7 +207,7 @@ class TestOutputs:
         t = getattr(g, role)("t", (4, N))
         part = g.rows(t, 1, 3)
         graph = g.build(g.silu(g.input("x", (N,))), t, part)
-        plan = make_plan(graph, TWO, Constraints(), verify=True)
+        plan = verified_plan(graph, TWO, Constraints())
         assert check_plan(plan).is_clean
         by_tensor = {slot.tensor: plan.splits.values[slot.value] for slot in plan.outputs}
         assert (by_tensor[t.id].start, by_tensor[t.id].end) == (0, 4 * NBYTES)
@@ -255,7 +253,6 @@ def test_streams_for_devices_that_do_something():
     placement = place(graph, three, Constraints(homes={"w": 1}, pins={0: 0, 1: 0}))
     splits = split(graph, three, placement)
     streams = assign(graph, three, splits, StreamPolicy(), guessed_rates(three))
-    verify_streams(three, splits, streams)
     assert [s.device for s in streams.streams] == [0, 1]  # gpu:1 copies the weight
     assert streams.of_node == (0, 0)
     assert streams.of_transfer == (0, 1, 0)

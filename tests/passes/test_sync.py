@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.ir.builder import GraphBuilder
-from ggsched.passes import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Barrier, HostSync, Record, Upload, Wait
 from ggsched.sanitize import check_plan
@@ -14,10 +13,11 @@ from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from ggsched_testing.plan_mutants import drop_barriers, drop_events, drop_host_syncs, drop_waits
 from tests.passes.machines import N, connected, device, machine, pinned
+from tests.support.verified_plans import verified_plan
 
 
 def planned(graph, topology, wanted):
-    plan = make_plan(graph, topology, wanted, verify=True)
+    plan = verified_plan(graph, topology, wanted)
     assert check_plan(plan, runs=3).is_clean
     return plan
 

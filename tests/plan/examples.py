@@ -7,7 +7,6 @@ from ggsched.passes.memory.allocate import ReusePolicy, allocate
 from ggsched.passes.memory.reuse import Sequential
 from ggsched.passes.options import StreamPolicy
 from ggsched.passes.order.liveness import liveness
-from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints
 from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
@@ -21,6 +20,7 @@ from ggsched.topology import CopyPath, Topology
 from ggsched.topology.cost import guessed_rates
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
+from tests.support.verified_plans import verified_plan
 
 GPU, CPU = 0, 1
 PINS = Constraints(homes={"w": GPU, "kv": CPU}, pins={0: GPU, 1: GPU, 2: CPU, 3: GPU})
@@ -68,5 +68,5 @@ def example(**facts: object) -> Example:
     timeline = liveness(graph, splits)
     memory = allocate(graph, topology, splits, timeline, ReusePolicy(Sequential(timeline.lives)))
     streams = assign(graph, topology, splits, StreamPolicy(), guessed_rates(topology))
-    plan = make_plan(graph, topology, PINS, verify=True)
+    plan = verified_plan(graph, topology, PINS)
     return Example(graph, topology, placement, splits, streams, timeline.lives, memory, plan)

@@ -6,8 +6,7 @@ import pytest
 from ggsched.plan.bundle import Trade
 from ggsched.plan.command import Wait
 from ggsched.plan.streams import Gain
-from ggsched.plan.text import plan_text
-from ggsched.plan.text_streams import gain_text, stream_rows, trade_rows
+from ggsched.plan.text import gain_text, plan_text, stream_rows, trade_rows
 from tests.plan.examples import example
 
 

@@ -17,7 +17,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.graph import Graph
 from ggsched.ir.join import join_graphs
 from ggsched.passes.place import Constraints
-from ggsched.run.started import StartedRun
+from ggsched.run.run_order import StartedRun
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder

@@ -9,7 +9,7 @@ from ggsched.run import capture, executor
 from ggsched.run.capture_plan import CapturePlan, plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.graph_order import GraphOrder
-from ggsched.scheduler import Scheduler
+from ggsched.run.run_order import RunOrder
 from tests.properties.captured_runs import Case
 
 EXAMPLES = 40
@@ -72,9 +72,9 @@ def take_over(order, origin, others):
 
 
 MUTANTS = {
-    "plans always follow": (Scheduler, "_follows", lambda s, streams: s._last is not None),
+    "plans always follow": (RunOrder, "_follows", lambda o, streams: o.last is not None),
     "plans with states always follow": (
-        Scheduler, "_follows", lambda s, streams: s._last is not None and streams is not None,
+        RunOrder, "_follows", lambda o, streams: o.last is not None and streams is not None,
     ),
     "one of the streams of a state counts": (executor, "state_streams", first_stream_of_states),
     "graphs never hand over": (GraphOrder, "release", lambda order, streams: None),

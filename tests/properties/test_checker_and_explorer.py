@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
 from ggsched.ir.tensor import Role
-from ggsched.passes import make_plan
 from ggsched.plan.command import Record, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
@@ -28,6 +27,7 @@ from ggsched_testing.generators.values import leaf_values
 from ggsched_testing.plan_mutants import ALL_MUTATIONS, with_commands
 from tests.mutants.plan_score import record_later
 from tests.properties.taint import races_are_unobservable
+from tests.support.verified_plans import verified_plan
 
 RUNS = 2
 ORDERS = (40, 40, 40, 400, 4000)
@@ -82,7 +82,7 @@ def cases(draw):
     events = draw(st.sampled_from((None, True))) if crosses else None
     topology = draw(topologies(min_devices=1 + crosses, max_devices=3, events=events))
     wanted = draw(constraints(drawn.graph, topology, pin_all=crosses, clears=True))
-    plan = make_plan(drawn.graph, topology, wanted, verify=True)
+    plan = verified_plan(drawn.graph, topology, wanted)
     seed = draw(seeds())
     what = "planned"
     for _ in range(draw(st.sampled_from((1, 0, 1, 2)))):

@@ -5,13 +5,14 @@ import random
 import pytest
 
 from ggsched.ir import Graph, GraphBuilder
-from ggsched.passes import Constraints, make_plan
+from ggsched.passes import Constraints
 from ggsched.sanitize import check_plan
 from ggsched.topology import CopyPath, Topology
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 from ggsched_testing.plan_mutants import ALL_MUTATIONS
 from tests.sanitize.brute import racing_pairs
+from tests.support.verified_plans import verified_plan
 
 DEVICES = 3
 NODES = 30
@@ -61,7 +62,7 @@ def test_dense_plans_and_their_mutants(seed, peers):
     home = {storage: rng.randrange(DEVICES) for storage in sorted(written)}
     pins = {n.id: home[graph.tensors[n.output].storage] for n in graph.nodes}
     wanted = Constraints(pins=pins, reads_peers=True)
-    plan = make_plan(graph, topology, wanted, verify=True)
+    plan = verified_plan(graph, topology, wanted)
     assert check_plan(plan).is_clean, check_plan(plan).to_text()
     values, choices = plan.splits.values, plan.placement.choices
     far = [

@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggsched.passes import make_plan
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
@@ -14,6 +13,7 @@ from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, val
 from ggsched_testing.generators.topologies import constraints, topologies
 from ggsched_testing.oracle.interpreter import run_oracle
 from ggsched_testing.restricted_device import limited_devices
+from tests.support.verified_plans import verified_plan
 
 RUNS = 3
 
@@ -21,7 +21,7 @@ RUNS = 3
 @given(drawn=graphs(max_nodes=20), topology=topologies(), seed=seeds(), data=st.data())
 def test_results_equal_the_oracle(drawn, topology, seed, data):
     wanted = data.draw(constraints(drawn.graph, topology))
-    plan = make_plan(drawn.graph, topology, wanted, verify=True)
+    plan = verified_plan(drawn.graph, topology, wanted)
     check_plan(plan).raise_if_findings()
     run_and_compare(drawn, topology, plan, seed)
 

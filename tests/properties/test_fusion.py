@@ -7,7 +7,6 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import ggsched_opencl
-from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Launch
 from ggsched.plan.text import plan_text
@@ -19,6 +18,7 @@ from ggsched_testing.plan_mutants_fusion import GROUP_MUTATIONS
 from ggsched_testing.schedule_policy import RandomPolicy
 from tests.passes.rows import naming_rows
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.verified_plans import verified_plan
 
 
 @st.composite
@@ -34,7 +34,7 @@ def planned(draw, max_nodes=16, max_devices=3, alignment=1):
     options = PlanOptions(policy)
     if draw(st.booleans()):
         _, topology = draw(naming_rows(drawn.graph, topology, wanted, options))
-    plan = make_plan(drawn.graph, topology, wanted, options, verify=True)
+    plan = verified_plan(drawn.graph, topology, wanted, options)
     for name in {f.pattern for f in plan.fusions}:
         event(f"fused {name}")
     event(f"groups: {min(3, len(plan.fusions))}")
@@ -93,7 +93,7 @@ def test_broken_groups_are_found(made):
 @given(made=planned(max_nodes=12), seed=seeds())
 def test_without_fusion_nothing_is_grouped(made, seed):
     drawn, topology, _ = made
-    plan = make_plan(drawn.graph, topology, options=PlanOptions(fuse=False), verify=True)
+    plan = verified_plan(drawn.graph, topology, options=PlanOptions(fuse=False))
     assert not plan.fusions
     check_plan(plan).raise_if_findings()
     run_and_compare(drawn, topology, plan, seed)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.command import HostSync
 from ggsched.plan.parts import Part, Receive, Send
@@ -14,6 +13,7 @@ from ggsched.sanitize.from_parts import check_parts
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.cluster.machines import apart
+from tests.support.verified_plans import verified_plan
 
 EXAMPLES = settings().max_examples
 EACH = 20
@@ -28,7 +28,7 @@ def cuts(draw, max_machines=3):
     others = st.lists(st.integers(0, max_machines - 1), min_size=count - 2, max_size=count - 2)
     machines = [0, 1, *draw(others)]
     topology = apart(topology, machines)
-    plan = make_plan(drawn.graph, topology, draw(constraints(drawn.graph, topology)), verify=True)
+    plan = verified_plan(drawn.graph, topology, draw(constraints(drawn.graph, topology)))
     return plan, cut_by_machine(plan, machines), machines
 
 

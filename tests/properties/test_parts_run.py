@@ -6,7 +6,6 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes import make_plan
 from ggsched.passes.machines import cut_by_machine
 from ggsched_cpu import open_backend
 from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
@@ -14,6 +13,7 @@ from ggsched_testing.generators.topologies import constraints, topologies
 from ggsched_testing.oracle.interpreter import run_oracle
 from ggsched_testing.restricted_device import limited_devices
 from tests.cluster.machines import MachineThread, Post, apart
+from tests.support.verified_plans import verified_plan
 
 RUNS = 2
 
@@ -26,7 +26,7 @@ def test_results_equal_the_oracle(drawn, topology, seed, data):
     machines = [0, 1, *others]
     topology = apart(topology, machines)
     wanted = data.draw(constraints(drawn.graph, topology))
-    plan = make_plan(drawn.graph, topology, wanted, verify=True)
+    plan = verified_plan(drawn.graph, topology, wanted)
     graph, post = drawn.graph, Post()
     inner = [open_backend().open_device(i) for i in range(count)]
     weights = values_for(drawn, seed)

@@ -14,7 +14,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.ir.schedule import apply_schedule, rounds
 from ggsched.ir.tensor import Role
-from ggsched.passes import Constraints, make_plan
+from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import HostSync
@@ -30,6 +30,7 @@ from ggsched_testing.generators.topologies import constraints, topologies
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.verified_plans import verified_plan
 from tests.testing.sims import FREE
 
 COSTS = replace(FREE, node_s=1)
@@ -64,7 +65,7 @@ def idle_share(joined, wanted, p, options=DEFAULTS):
     """Run on p simulated devices; return the share of time they do nothing, and the time."""
     world = SimWorld([SimConfig(costs=COSTS)] * p)
     devices = world.open_all()
-    plan = make_plan(joined.graph, probe(devices), wanted, options, verify=True)
+    plan = verified_plan(joined.graph, probe(devices), wanted, options)
     store = TensorStore(devices, {}, timeout_s=30)
     executor = Executor(joined.graph, plan, Resources(joined.graph, plan, store), timeout_s=30)
     executor.run({t.name: np.ones(t.shape, np.float32) for t in joined.graph.roots(Role.INPUT)})
@@ -134,7 +135,7 @@ def test_the_host_waits_once_however_many_micro_batches(slots):
     topology = machine("gpu:0", "gpu:1", "gpu:2")
     for m in (2, 5, 16):
         joined, wanted = pipelined([1, 1, 1], m, [0, 1, 2], slots, keep_all=False)
-        plan = make_plan(joined.graph, topology, wanted, verify=True)
+        plan = verified_plan(joined.graph, topology, wanted)
         assert check_plan(plan).is_clean
         assert sum(isinstance(c, HostSync) for c in plan.commands) == 1
 
@@ -143,7 +144,7 @@ def test_the_host_waits_once_however_many_micro_batches(slots):
 def test_as_many_buffers_as_slots(slots):
     topology = machine("gpu:0", "gpu:1")
     joined, wanted = pipelined([1, 1], 8, [0, 1], slots)
-    plan = make_plan(joined.graph, topology, wanted, verify=True)
+    plan = verified_plan(joined.graph, topology, wanted)
     storages = {t.src: 0 for t in plan.splits.transfers}
     handed = [
         v
@@ -167,7 +168,7 @@ def test_arenas_do_not_grow_with_micro_batches(slots, by, copies):
     found = []
     for m in (6, 12):
         joined, wanted = pipelined([2, 2, 2], m, [0, 1, 2], slots, keep_all=False)
-        plan = make_plan(joined.graph, topology, wanted, options, verify=True)
+        plan = verified_plan(joined.graph, topology, wanted, options)
         assert check_plan(plan).is_clean
         found.append([a.nbytes for a in plan.memory.arenas if a.kind == "compute"])
     assert found[0] == found[1]
@@ -188,7 +189,7 @@ def test_joined_graphs_on_any_machine(drawn, topology, m, slots, copies, seed, d
     if slots is not None:
         wanted = replace(wanted, slots=Slots(slots, joined.firsts))
     options = PlanOptions(StreamPolicy(2, True, has_copy_stream=copies))
-    plan = make_plan(joined.graph, topology, wanted, options, verify=True)
+    plan = verified_plan(joined.graph, topology, wanted, options)
     assert check_plan(plan).is_clean, plan_text(plan, verbose=True)
     rules = {f"{name}@{k}": rule for k in range(m) for name, rule in drawn.rules.items()}
     event(f"transfers: {min(9, len(plan.splits.transfers)) // 3 * 3}")

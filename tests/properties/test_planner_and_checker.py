@@ -18,6 +18,7 @@ from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from ggsched_testing.plan_mutants import ALL_MUTATIONS, with_commands
 from tests.sanitize.brute import racing_pairs
+from tests.support.verified_plans import verified_plan
 
 SYNC_MUTATIONS = (
     "drop_waits",
@@ -35,7 +36,7 @@ def plans(draw, min_devices=1):
     drawn = draw(graphs())
     topology = draw(topologies(min_devices=min_devices, events=draw(st.sampled_from((None, True)))))
     wanted = draw(constraints(drawn.graph, topology, clears=True))
-    return make_plan(drawn.graph, topology, wanted, verify=True)
+    return verified_plan(drawn.graph, topology, wanted)
 
 
 @given(plan=plans())

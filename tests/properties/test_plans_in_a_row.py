@@ -18,7 +18,7 @@ from ggsched.ir.join import join_graphs
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
 from ggsched.run.following import state_streams
-from ggsched.run.started import StartedRun
+from ggsched.run.run_order import StartedRun
 from ggsched.sanitize import check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
@@ -57,7 +57,7 @@ class Results:
 
     def add(self, run, wanted):
         self._kept.append((run, wanted))
-        self.most = max(self.most, len(self._scheduler._started))
+        self.most = max(self.most, len(self._scheduler._order._started))
         self.check(self._late)
 
     def check(self, late=0):

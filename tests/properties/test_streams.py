@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import ggsched_opencl
-from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Barrier, Copy, Download, HostSync, Launch, Record, Upload, Wait
 from ggsched.plan.text import plan_text
@@ -27,6 +26,7 @@ from ggsched_testing.plan_mutants import (
 )
 from ggsched_testing.schedule_policy import RandomPolicy
 from tests.properties.test_end_to_end import run_and_compare
+from tests.support.verified_plans import verified_plan
 
 DROPS = (drop_waits, drop_barriers, drop_events, drop_host_syncs)
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -50,7 +50,7 @@ def planned(draw, max_nodes=40, min_nodes=1, max_devices=4, alignment=1):
     wanted = draw(constraints(drawn.graph, topology, pin_all=draw(st.booleans())))
     policy = StreamPolicy(draw(st.integers(1, 8)), True, has_copy_stream=draw(st.booleans()))
     options = PlanOptions(policy)
-    plan = make_plan(drawn.graph, topology, wanted, options, verify=True)
+    plan = verified_plan(drawn.graph, topology, wanted, options)
     devices = len({s.device for s in plan.streams.streams})
     event(f"extra streams: {min(3, len(plan.streams.streams) - devices)}")
     return drawn, topology, plan
@@ -175,6 +175,6 @@ def test_results_under_hostile_schedules(made, seed):
 def test_the_gate_never_predicts_a_loss(made, limit):
     drawn, topology, _ = made
     options = PlanOptions(StreamPolicy(limit))
-    plan = make_plan(drawn.graph, topology, options=options, verify=True)
+    plan = verified_plan(drawn.graph, topology, options=options)
     for gain in plan.streams.gains:
         assert gain.is_taken <= (gain.concurrent_s < gain.sequential_s)

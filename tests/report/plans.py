@@ -74,7 +74,7 @@ def gpus(count):
 
 def expected_of(graph, constraints, topology):
     """Return the timeline that is expected of a plan, and what is expected."""
-    plan = make_plan(graph, topology, constraints, verify=False)
+    plan = make_plan(graph, topology, constraints)
     traced = described(graph, plan, guessed_rates(topology))
     return expected_timeline(plan, traced.expected), traced
 

@@ -67,7 +67,7 @@ class Clock:
         self.plans = []
 
     def __call__(self):
-        last = self.scheduler._last
+        last = self.scheduler._order.last
         if last is not None:  # a run has ended
             self.plans.append(last.plan)
             self.now += self.seconds[min(2, len(last.plan.streams.streams))]

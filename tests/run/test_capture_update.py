@@ -11,8 +11,7 @@ from ggsched.backend.probe import probe
 from ggsched.errors import DeviceFault, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
-from ggsched.run.capture import NO_UPDATES, captured_run
-from ggsched.run.capture_key import CaptureKey
+from ggsched.run.capture import NO_UPDATES, CaptureKey, captured_run
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore

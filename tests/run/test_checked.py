@@ -54,6 +54,6 @@ def _names(graph, role):
 
 def test_devices_are_wrapped_on_request():
     with Scheduler(["cpu:0"], settings=CHECKED) as scheduler:
-        assert isinstance(scheduler._devices[0], CheckedDevice)
+        assert isinstance(scheduler._store.devices[0], CheckedDevice)
     with Scheduler(["cpu:0"], settings=Settings()) as scheduler:
-        assert not isinstance(scheduler._devices[0], CheckedDevice)
+        assert not isinstance(scheduler._store.devices[0], CheckedDevice)

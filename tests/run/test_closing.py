@@ -27,7 +27,7 @@ def test_use_after_close():
     scheduler = Scheduler([TestDevice()], settings=Settings())
     graph = harmless()
     scheduler.run(graph, {"x": X})
-    executor = scheduler._last
+    executor = scheduler._order.last
     scheduler.close()
     for use in (
         lambda: scheduler.run(graph, {"x": X}),
@@ -43,7 +43,7 @@ def test_devices_that_were_opened_by_name_are_closed():
     with Scheduler(["cpu:0", "cpu:1"], settings=Settings()) as scheduler:
         graph = harmless()
         np.testing.assert_array_equal(only(graph, scheduler.run(graph, {"x": X})), 3 * X)
-        devices = list(scheduler._devices)
+        devices = list(scheduler._store.devices)
     for device in devices:
         with pytest.raises(UsageError, match="closed"):
             device.allocate(1)

@@ -7,7 +7,7 @@ from ggsched.errors import DeviceFault, UsageError
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import CopyRows, HostSync
-from ggsched.run.copy_rows import Decision
+from ggsched.run.expert_binding import Decision
 from ggsched.scheduler import Scheduler
 from ggsched_testing.generators.expert_graphs import (
     INPUT,

@@ -39,7 +39,7 @@ def run(graph, *devices, settings=None, recorder=None, wanted=None, runs=RUNS, *
             found = scheduler.run(graph, given, wanted)
             for array in given.values():
                 array[...] = np.nan  # they are the caller's again
-        executor = scheduler._last
+        executor = scheduler._order.last
         return dict(found), executor._calls.count(_nothing), executor
 
 
@@ -72,7 +72,7 @@ def test_an_output_in_a_state_is_copied():
     graph = counter()
     with Scheduler([device()], settings=Settings()) as scheduler:
         (first,) = scheduler.run(graph, {}, copy=False).values()
-        assert scheduler._last._calls.count(_nothing) == 0
+        assert scheduler._order.last._calls.count(_nothing) == 0
         scheduler.clear_states()
         assert (first == 1).all()
 

@@ -12,8 +12,7 @@ from ggsched.errors import DeviceFault
 from ggsched.files.mapping import map_file
 from ggsched.ir.builder import GraphBuilder
 from ggsched.run import loading
-from ggsched.run.loading import Loader
-from ggsched.run.quick_switching import INTERVAL_S, quick_switching
+from ggsched.run.loading import INTERVAL_S, Loader, quick_switching
 from ggsched.scheduler import Scheduler
 from tests.run.devices import TestDevice
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from ggsched.backend.patience import progress_of
+from ggsched.backend.progress import progress_of
 from ggsched.backend.queued.backlog import Backlog
 from ggsched.backend.queued.error_state import ErrorState
 from ggsched.backend.queued.polling import Polling

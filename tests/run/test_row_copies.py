@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
-from ggsched.run.copy_rows import Decision, merged
+from ggsched.run.expert_binding import Decision, merged
 from ggsched.run.expert_ledger import Account, ExpertLedger
 from ggsched.run.row_cache import RowCache
 

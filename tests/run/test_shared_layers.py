@@ -13,7 +13,7 @@ import pytest
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.ir.join import join_graphs
-from ggsched.passes import Constraints, make_plan
+from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.shard import rewrite
 from ggsched.sanitize import check_plan
@@ -26,6 +26,7 @@ from ggsched_testing.plan_mutants import ALL_MUTATIONS
 from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
 from ggsched_testing.sim.costs import Costs
 from tests.run.shared_layers import inputs, placement, shared
+from tests.support.verified_plans import verified_plan
 
 COUNT = 3
 SETTINGS = Settings(timeout_s=5)
@@ -183,7 +184,7 @@ def machine(peers=False, count=2):
 
 def small(peers):
     _, new, _, parts = shared(2, layers=1, peers=peers)
-    plan = make_plan(new, machine(peers), WANTED, placement=placement(2), verify=True)
+    plan = verified_plan(new, machine(peers), WANTED, placement=placement(2))
     return new, parts, plan
 
 
@@ -209,7 +210,7 @@ def two_at_once(peers):
     joined = join_graphs([new, new])
     wanted = WANTED.with_slots(Slots(2, joined.firsts, lanes=2))
     graph = joined.graph
-    plan = make_plan(graph, machine(peers), wanted, placement=placement(2), verify=True)
+    plan = verified_plan(graph, machine(peers), wanted, placement=placement(2))
     given = [
         {joined.input_name(k, n): a for k in range(2) for n, a in inputs(2 * r + k).items()}
         for r in range(2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
-from ggsched.backend.patience import PARTS, progress_of, wait_patiently
+from ggsched.backend.progress import PARTS, progress_of, wait_patiently
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import SyncTimeout

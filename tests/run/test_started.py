@@ -9,7 +9,7 @@ from ggsched.config import Settings
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.place import Constraints
-from ggsched.run.started import StartedRun
+from ggsched.run.run_order import StartedRun
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from tests.run.devices import Failing, Latch, TestDevice, assert_released
@@ -143,11 +143,25 @@ def test_over_devices():
     assert_released(*devices)
 
 
+class HeldFailure(Failing):
+    """Raises once, when it is released: whoever starts runs before cannot see the failure."""
+
+    def __init__(self):
+        super().__init__(ZeroDivisionError("by zero"))
+        self.free = threading.Event()
+
+    def __call__(self, out, inputs, params):
+        assert self.free.wait(60)
+        super().__call__(out, inputs, params)
+
+
 class TestFaults:
     def test_the_error_is_that_of_the_run(self):
-        devices, scheduler = opened(Failing(ZeroDivisionError("by zero")))
+        failure = HeldFailure()
+        devices, scheduler = opened(failure)
         with scheduler:
             first, second = started(scheduler, SUMS, 1), started(scheduler, SUMS, 2)
+            failure.free.set()
             for run in (first, first, second):  # the stream is poisoned
                 with pytest.raises(DeviceFault, match="gelu failed: ZeroDivisionError: by zero"):
                     run.outputs()
@@ -157,9 +171,11 @@ class TestFaults:
 
     @pytest.mark.parametrize("end", [Scheduler.close, Scheduler.reset])
     def test_nobody_takes_the_outputs(self, end):
-        devices, scheduler = opened(Failing(ZeroDivisionError("by zero")))
+        failure = HeldFailure()
+        devices, scheduler = opened(failure)
         with scheduler:
             runs = [started(scheduler, SUMS, k) for k in range(2)]
+            failure.free.set()
             end(scheduler)
             for run in runs:
                 with pytest.raises(DeviceFault, match="by zero"):
@@ -282,7 +298,7 @@ def test_many_runs_of_many_graphs():
             total += 1.0 + k
             wanted.append(total)
             runs.append(started(scheduler, made[k], 1))
-            assert len(scheduler._started) <= 4
+            assert len(scheduler._order._started) <= 4
         assert values(*runs) == wanted
     assert_released(*devices)
 

@@ -25,6 +25,7 @@ from ggsched_testing.plan_mutants_relations import RELATION_MUTATIONS
 from tests.sanitize.test_rows import GRAPH as EXPERTS
 from tests.sanitize.test_rows import TOPOLOGY as ROWS_ON
 from tests.sanitize.test_rows import planned as planned_rows
+from tests.support.verified_plans import verified_plan
 
 EACH = 10
 """Most mutants of each relation that are taken from one plan."""
@@ -40,7 +41,7 @@ def planned(draw):
     wanted = draw(constraints(graph, topology, clears=True, pin_all=draw(st.booleans())))
     limit = draw(st.sampled_from((1, 3)))
     options = PlanOptions(StreamPolicy(limit, is_forced=limit > 1))
-    return graph, make_plan(graph, topology, wanted, options, verify=True)
+    return graph, verified_plan(graph, topology, wanted, options)
 
 
 def broken(plan, graph):

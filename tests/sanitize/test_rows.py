@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from ggsched.backend.probe import probe
-from ggsched.passes import make_plan
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, HostSync, Launch
@@ -21,6 +20,7 @@ from ggsched_testing.plan_mutants import drop_events, drop_host_syncs, drop_wait
 from ggsched_testing.schedule_policy import RandomPolicy
 from ggsched_testing.sim.config import SimConfig
 from ggsched_testing.sim.world import SimWorld
+from tests.support.verified_plans import verified_plan
 
 GRAPH = expert_graph(2, biases=True)
 TOPOLOGY = probe(SimWorld([SimConfig(), SimConfig(is_host=True, kind="cpu")]).open_all())
@@ -29,7 +29,7 @@ TOPOLOGY = probe(SimWorld([SimConfig(), SimConfig(is_host=True, kind="cpu")]).op
 def planned(policy=None, graph=GRAPH, topology=TOPOLOGY):
     homes = expert_homes(graph, here=1, there=0)
     constraints = Constraints(homes, experts=policy or ExpertPolicy("on"))
-    return make_plan(graph, topology, constraints, verify=True)
+    return verified_plan(graph, topology, constraints)
 
 
 def with_command(plan, number, **changes):

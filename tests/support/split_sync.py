@@ -133,7 +133,7 @@ class _Boundaries:
         """Return bytes that the earlier item touches; ggml does not ask which ones matter."""
         touched = (*self.work[earlier].writes, *self.work[earlier].reads)
         arena, start, nbytes = touched[0] if touched else (0, 0, 0)
-        return "RAW", arena, start, start + nbytes, earlier
+        return Conflict("RAW", arena, start, start + nbytes, earlier)
 
     def _ends(self, item: Work) -> tuple[int, int]:
         """Return the streams of both ends of a transfer."""

@@ -6,10 +6,9 @@ import pytest
 from ggsched.plan.collectives import collective_of
 from ggsched.plan.fusions import Fusion
 from ggsched.report.text import account_text
-from ggsched.trace.plan_account import plan_accounts
 from ggsched.trace.timeline import NodeSpan, Span, TimedRun, Timeline, Track
 from ggsched.trace.times import timeline_of
-from ggsched.trace.utilization import account
+from ggsched.trace.utilization import account, plan_accounts
 from tests.report.plans import batches_through_stages, expected_of, gpus, pipeline_trace
 from tests.trace.timelines import copy, launch, timeline
 

@@ -3,7 +3,7 @@
 @given(drawn=graphs(), topology=topologies(), data=st.data())
 def test_something(drawn, topology, data):
     wanted = data.draw(constraints(drawn.graph, topology))
-    plan = make_plan(drawn.graph, topology, wanted, verify=True)
+    plan = make_plan(drawn.graph, topology, wanted)
 """
 
 from collections.abc import Sequence

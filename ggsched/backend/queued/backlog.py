@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from ggsched.backend.events import lasting_wait
-from ggsched.backend.patience import progress_of
+from ggsched.backend.progress import progress_of
 from ggsched.backend.protocols import Event
 from ggsched.backend.queued.error_state import POISONED, ErrorState
 from ggsched.backend.queued.events import LatePoint

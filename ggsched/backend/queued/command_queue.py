@@ -208,7 +208,7 @@ class CommandQueue(CommandSink, Generic[P]):
             raise reraise_copy(fault)
 
     def __progress__(self) -> object:
-        """Return how far the stream has come; see ``ggsched.backend.patience``."""
+        """Return how far the stream has come; see ``ggsched.backend.progress``."""
         return self._progress()
 
     def wait(self, event: Event) -> None:

@@ -121,7 +121,7 @@ class QueuedStream(Generic[Q]):
         return self.queue.is_idle()
 
     def __progress__(self) -> object:
-        """Return how far the stream has come; see ``ggsched.backend.patience``."""
+        """Return how far the stream has come; see ``ggsched.backend.progress``."""
         return self.queue.__progress__()
 
     def sync(self, timeout_s: float) -> None:

@@ -43,14 +43,12 @@ class Slots:
         ]
 
 
-def find_rings(splits: Splits, streams: Streams, slots: Slots | None) -> Mapping[int, Slot]:
+def find_rings(splits: Splits, streams: Streams, slots: Slots) -> Mapping[int, Slot]:
     """Return the slot of each value that is handed over: replicas and staged copies.
 
     So has a result that another stream copies than wrote it, such as one of its reader's device:
     nothing else holds back the stream that writes the next one.
     """
-    if slots is None:
-        return {}
     rings: dict[int, Slot] = {}
     seen: Counter[tuple[object, ...]] = Counter()
     fetched = _fetched(splits, streams)

@@ -5,12 +5,22 @@ the ranges that it covers into one, so their number stays near the number of liv
 is that of tinygrad's dependency tracker, on byte ranges instead of buffers.
 """
 
-from ggsched.ir.intervals import IntervalMap
+import msgspec
 
-Conflict = tuple[str, int, int, int, int]
-"""(kind, arena, first byte, one past the last, the earlier item)."""
+from ggsched.ir.intervals import IntervalMap
+from ggsched.plan.effects import HazardKind
 
 _NOBODY = -1
+
+
+class Conflict(msgspec.Struct, frozen=True, gc=False):
+    """That an item must follow an earlier one, which touches the same bytes of an arena."""
+
+    kind: HazardKind
+    arena: int
+    start: int
+    end: int
+    earlier: int
 
 
 class _Last:
@@ -47,7 +57,7 @@ class ArenaHistory(IntervalMap[_Last]):
         for k in range(first, last):
             at = values[k]
             if at.writer >= 0:
-                found.append(("RAW", self._arena, starts[k], starts[k + 1], at.writer))
+                found.append(Conflict("RAW", self._arena, starts[k], starts[k + 1], at.writer))
             at.readers[lane] = item
 
     def write(self, start: int, end: int, item: int, lane: int, found: list[Conflict]) -> None:
@@ -59,9 +69,9 @@ class ArenaHistory(IntervalMap[_Last]):
             at = values[k]
             for reader in at.readers.values():
                 if reader != item:
-                    found.append(("WAR", arena, starts[k], starts[k + 1], reader))  # noqa: PERF401  # mostly one
+                    found.append(Conflict("WAR", arena, starts[k], starts[k + 1], reader))  # noqa: PERF401  # mostly one
             if at.writer >= 0:
-                found.append(("WAW", arena, starts[k], starts[k + 1], at.writer))
+                found.append(Conflict("WAW", arena, starts[k], starts[k + 1], at.writer))
         at = values[first]
         at.writer = item
         if at.readers:

@@ -52,7 +52,7 @@ class _DataFlow:
                 for n in nodes[item.first : item.end]:
                     self._node(n, number, lane)
             if latest:
-                out.append([("RAW", 0, 0, 0, earlier) for earlier in latest.values()])
+                out.append([Conflict("RAW", 0, 0, 0, earlier) for earlier in latest.values()])
                 latest.clear()
             else:
                 out.append(())
@@ -121,7 +121,7 @@ class _DataFlow:
 
     def _note(self, lane: int) -> None:
         for conflict in self.found:
-            self._after(conflict[4], lane)
+            self._after(conflict.earlier, lane)
         self.found.clear()
 
     def _after(self, earlier: int, lane: int) -> None:

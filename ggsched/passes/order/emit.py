@@ -122,13 +122,13 @@ class _Writer:
         return Launch(number, first.stream, first.source, steps, reads, writes)
 
     def _sync(self, number: int, s: Sync) -> Command:
-        kind, arena, start, end, earlier = s.dependency
+        d = s.dependency
         hazard = Hazard(
-            kind,  # type: ignore[arg-type]  # a plain str inside the passes, for speed
-            arena,
-            start,
-            end,
-            self.id_of[earlier],
+            d.kind,
+            d.arena,
+            d.start,
+            d.end,
+            self.id_of[d.earlier],
             self.id_of[s.later],
             s.next_run,
         )

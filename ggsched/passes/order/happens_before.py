@@ -208,7 +208,7 @@ class HappensBefore:
     def covers(self, item: int, d: Conflict) -> bool:
         """Whether ``item``, if it is enqueued now, comes after the earlier item anyway."""
         lane_of = self.lane_of
-        return self.clocks.knows(lane_of[item], lane_of[d[4]], d[4])
+        return self.clocks.knows(lane_of[item], lane_of[d.earlier], d.earlier)
 
     def note(self, s: Sync, first: int = 0) -> None:
         """Note what a synchronisation implies in a run whose items count from ``first``."""

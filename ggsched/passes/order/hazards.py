@@ -55,7 +55,7 @@ def next_run_hazards(
             if not any(history):
                 break
         for d in _hazards_of(item, n + i, lane_of, history):
-            if d[4] < n:
+            if d.earlier < n:
                 crossing.append((i, d))  # noqa: PERF401  # most items have none
     return crossing
 
@@ -80,12 +80,12 @@ def _hazards_of(
     if not found:
         return ()
     if len(found) == 1:
-        return found if lane_of[found[0][4]] != lane else ()
+        return found if lane_of[found[0].earlier] != lane else ()
     latest: dict[int, Conflict] = {}
     for conflict in found:
-        other = lane_of[conflict[4]]
+        other = lane_of[conflict.earlier]
         if other != lane:
             known = latest.get(other)
-            if known is None or known[4] < conflict[4]:
+            if known is None or known.earlier < conflict.earlier:
                 latest[other] = conflict
     return tuple(latest.values())

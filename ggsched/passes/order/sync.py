@@ -18,6 +18,8 @@ outlive a run, and only where nothing that the next run waits for anyway implies
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from ggsched.passes.order.access_intervals import Conflict
 from ggsched.passes.order.enqueue_order import NO_STREAM, EnqueueOrder
 from ggsched.passes.order.happens_before import AfterItem, HappensBefore, Sync, SyncKind
@@ -155,7 +157,7 @@ class _Synchroniser:
                     found = sorted(found, key=_latest_first)
                 needed: list[Sync] = []
                 for d in found:
-                    if not knows(lane_of[item], lane_of[d[4]], d[4]):
+                    if not knows(lane_of[item], lane_of[d.earlier], d.earlier):
                         before[item] = needed
                         needed.append(self.discharge(item, d))
             known.enqueue(item, item)
@@ -163,7 +165,7 @@ class _Synchroniser:
 
     def discharge(self, item: int, d: Conflict, next_run: bool = False) -> Sync:
         """Choose the means for one dependency and note what it implies."""
-        stream_of, earlier = self.known.stream_of, d[4]
+        stream_of, earlier = self.known.stream_of, d.earlier
         src, dst = stream_of[earlier], stream_of[item]
         chosen = self.chosen.get((src, dst))
         if chosen is None:
@@ -171,7 +173,14 @@ class _Synchroniser:
             chosen = (means, src if means.startswith("host") else dst)
             self.chosen[src, dst] = chosen
         means, stream = chosen
-        sync = Sync(means, stream, earlier, d, item, next_run)
+        sync = Sync(
+            means=means,
+            stream=stream,
+            earlier=earlier,
+            dependency=d,
+            later=item,
+            next_run=next_run,
+        )
         self.known.note(sync)
         return sync
 
@@ -209,18 +218,18 @@ def _keep(
     for item, found in enumerate(dependencies):
         syncs = syncs_of.get(item, ())
         named = syncs and [
-            Sync(s.means, s.stream, s.earlier, d, item)
+            structs.replace(s, dependency=d, later=item)
             for s in syncs
             for d in found
-            if d[4] == s.earlier
+            if d.earlier == s.earlier
         ]
         if len(named) < len(syncs):
             return before, item
         if len(named) < len(found):
             known = after(item)
             for d in found:
-                lane = lane_of[d[4]]
-                if lane != host and not known.covers(lane, d[4]):  # all know what the host did
+                lane = lane_of[d.earlier]
+                if lane != host and not known.covers(lane, d.earlier):  # all know what the host did
                     return before, item
         if named:
             before[item] = named
@@ -228,4 +237,4 @@ def _keep(
 
 
 def _latest_first(d: Conflict) -> int:
-    return -d[4]
+    return -d.earlier

@@ -1,20 +1,47 @@
-"""Checks of the artifacts that are not part of a plan, between the passes that make and use them.
+"""Plans and schedules of which every artifact is verified.
 
-Artifacts that are part of a plan are checked in ``ggsched.plan.verify``.
+Artifacts of a plan are compared by the checker. Those that are not part of a plan (enqueue order,
+lives, synchronisation) are verified here, between the passes that make and use them.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ggsched.errors import PlanError
 from ggsched.ids import show
+from ggsched.ir.graph import Graph
+from ggsched.passes import make_plan
 from ggsched.passes.order.access_intervals import Conflict
+from ggsched.passes.order.dataflow import find_dependencies
 from ggsched.passes.order.enqueue_order import EnqueueOrder
 from ggsched.passes.order.happens_before import HappensBefore
 from ggsched.passes.order.liveness import Liveness
 from ggsched.passes.order.sync import SyncPlan
+from ggsched.passes.pipeline import Schedule, make_schedule
+from ggsched.plan.bundle import Plan
 from ggsched.plan.fusions import Fusion
 from ggsched.plan.splits import Splits
 from ggsched.plan.streams import Streams
+from ggsched.sanitize import check_plan
+from ggsched.topology.model import Topology
+
+
+def verified_plan(graph: Graph, topology: Topology, *args: Any, **options: Any) -> Plan:
+    """Return ``make_plan`` of the same arguments, whose artifacts agree with graph and machine."""
+    plan = make_plan(graph, topology, *args, **options)
+    found = check_plan(plan, graph=graph, topology=topology, without=("memory_sizes",), order=False)
+    found.raise_if_findings()
+    return plan
+
+
+def verified_schedule(*args: Any, **options: Any) -> Schedule:
+    """Return ``make_schedule`` of the same arguments, with each stage verified."""
+    s = make_schedule(*args, **options)
+    verify_order(s.splits, s.streams, s.fusions, s.order)
+    verify_liveness(s.splits, s.order, s.live)
+    if s.data_sync is not None:
+        verify_sync(s.order, find_dependencies(s.graph, s.splits, s.order), s.data_sync)
+    return s
 
 
 def verify_order(
@@ -99,5 +126,6 @@ def verify_sync(
             known.note(s)
         for d in found:
             if not known.covers(item, d):
-                raise PlanError(f"is not ordered after item {d[4]}", where=f"item {item}", why=d[0])
+                what = f"is not ordered after item {d.earlier}"
+                raise PlanError(what, where=f"item {item}", why=d.kind)
         known.enqueue(item, item)
