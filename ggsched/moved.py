@@ -19,8 +19,14 @@ MOVED: Final = {
     "ggsched.models": "ggsched_llm",
     "ggsched.task": "ggsched_task",
     "ggsched.testing": "ggsched_testing",
+    "ggsched.backend.patience": "ggsched.backend.progress",
+    "ggsched.backend.sinks": "ggsched.backend.list_capture",
+    "ggsched.backend.chosen_rows": "ggsched.backend.program",
+    "ggsched.trace.text": "ggsched.trace.recorder",
+    "ggsched.trace.versions": "ggsched.trace.unroll",
+    "ggsched.trace.plan_account": "ggsched.trace.utilization",
 }
-"""New names of packages by their old ones; modules in them kept theirs."""
+"""New names of packages and modules by their old ones; modules in a package kept theirs."""
 
 
 class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -50,5 +56,7 @@ class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _new_name(name: str) -> str:
     """Return the new name of a module, or "" for one that was not moved."""
-    package = ".".join(name.split(".")[:2])
-    return MOVED[package] + name.removeprefix(package) if package in MOVED else ""
+    for old in (name, ".".join(name.split(".")[:2])):
+        if old in MOVED:
+            return MOVED[old] + name.removeprefix(old)
+    return ""
