@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.timing import Timer
+from ggsched.backend.packed import dequantize
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.testing.eager import bound_nodes
 from ggsched.testing.generators.values import LeafRule, leaf_values
-from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cuda import driver, open_backend
 from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.compiler.driver import compile_text

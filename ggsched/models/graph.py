@@ -23,9 +23,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.dtype import F32, I32, KV_DTYPES, DType
 from ggsched.ir.graph import Graph
-from ggsched.ir.shapes import KV_DTYPES
 from ggsched.models.arch import ARCHITECTURES
 from ggsched.models.hparams import HParams
 from ggsched.models.layers import BatchShape, ModelBuilder

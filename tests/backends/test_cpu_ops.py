@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggsched.backend.packed import dequantize
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
@@ -12,7 +13,6 @@ from ggsched.ir.ops import OPS
 from ggsched.testing.eager import run_direct
 from ggsched.testing.generators.strategies import graphs, seeds
 from ggsched.testing.generators.values import LeafRule, random_blocks, values_for
-from ggsched.testing.oracle.dequant import dequantize
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu.supported import supported_ops
 from tests.backends import against_oracle

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("llvmlite.binding")
 
+from ggsched.backend.packed import dequantize
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0, QUANTIZED_DTYPES
 from ggsched.testing.generators.values import random_blocks
-from ggsched.testing.oracle.dequant import dequantize
 from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.kernels import gemv, packed_rows, rows_together

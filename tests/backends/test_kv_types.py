@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ggsched.backend.elements import encode
+from ggsched.backend.packed import quantize
 from ggsched.errors import DeviceFault, GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import I32, Q4_0, Q8_0
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import I32, KV_DTYPES, Q4_0, Q8_0
 from ggsched.testing.eager import run_direct
-from ggsched.testing.oracle.dequant import quantize
-from ggsched.testing.oracle.interpreter import encode, run_oracle
+from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from tests.backends.opencl_devices import opencl_device
 from tests.kernels.test_fibers import NEEDS, Runner

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from ggsched.backend.base import BaseDevice, host_facts
+from ggsched.backend.packed import dequantize
 from ggsched.backend.registry import open_devices
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import fit_link
 from ggsched.calibrate.machine import calibrate
 from ggsched.calibrate.workload import Bench, fill
 from ggsched.ir.dtype import FLOAT_DTYPES
-from ggsched.testing.oracle.dequant import dequantize
 from ggsched.testing.sim import SimConfig, SimWorld
 from ggsched.topology.cost import ELEMENTS, HOST
 from tests.backends.device_settings import cpu_device

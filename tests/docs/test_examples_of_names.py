@@ -15,7 +15,7 @@ import pytest
 
 PACKAGES = (
     "ggsched", "ggsched.task", "ggsched.importers.onnx", "ggsched.importers.torch",
-    "ggsched.ir", "ggsched.models.session", "ggsched.oplib", "ggsched.passes", "ggsched.sanitize",
+    "ggsched.ir", "ggsched.models.session", "ggsched.ops.nd", "ggsched.passes", "ggsched.sanitize",
 )  # fmt: skip
 """Of which each public name is looked at."""
 
@@ -39,7 +39,9 @@ def public():
                 continue
             if inspect.isclass(thing):
                 found[path] = (thing, None)
-                for method, value in vars(thing).items():
+                members = {k: v for c in reversed(thing.__mro__) for k, v in vars(c).items()}
+                own = {k for k in members if k in vars(thing) or hasattr(members[k], "record")}
+                for method, value in ((k, members[k]) for k in members if k in own):
                     bare = getattr(value, "__func__", value)
                     if not method.startswith("_") and inspect.isfunction(bare):
                         found[f"{path}.{method}"] = (bare, thing)

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggsched.backend.packed import quantize
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
 from ggsched.ir.tensor import Role
 from ggsched.testing.allowance import rounding_allowances
 from ggsched.testing.eager import bound_nodes
-from ggsched.testing.oracle.dequant import quantize
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched_cuda_kernels.flash_attention import SPLIT_ROWS
 from ggsched_kernels import CODE, FAULT, Constant, warp_profile

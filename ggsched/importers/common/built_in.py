@@ -12,16 +12,16 @@ import numpy as np
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32
-from ggsched.ir.ops import BUILT_IN_AXES
-from ggsched.ir.shapes import broadcasts_to
+from ggsched.ir.ops import BUILT_IN_AXES, broadcasts_to
 from ggsched.ir.tensor import Tensor
+from ggsched.ops.elementwise import ELEMENTWISE
 
 Operand = Tensor | np.ndarray[Any, np.dtype[Any]]
 """A tensor, or the elements of a constant."""
 
 ToTensor = Callable[[Operand], Tensor]
 
-_SAME: Final = {"sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "gelu_tanh": "gelu"}
+_SAME: Final = {op.array: op.name for op in ELEMENTWISE if op.array}
 
 
 def built_in(

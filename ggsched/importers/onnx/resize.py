@@ -10,7 +10,7 @@ import numpy as np
 from ggsched.importers.common.emit import Array, Const, Value
 from ggsched.importers.onnx.call import Call, converts
 from ggsched.ir.tensor import MAX_AXES
-from ggsched.oplib.sampling import cubic
+from ggsched.ops.nd.sampling import cubic
 
 MAX_MATRIX = 1 << 24
 MAX_EXTENT = 1 << 24

@@ -9,7 +9,7 @@ import numpy as np
 from ggsched.importers.common.emit import Array, Const, Value
 from ggsched.importers.torch.call import Call, Layout, Operand, converts
 from ggsched.importers.torch.ops_layout import MAX_CONSTANT, filled
-from ggsched.oplib.declare import broadcast
+from ggsched.ops.nd.declare import broadcast
 
 Indices = Sequence[Value | None]
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.packed import dequantize
 from ggsched.errors import GgschedError, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
@@ -27,7 +28,6 @@ from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
 from ggsched.testing.explore.outcome import Exploration, Observation
 from ggsched.testing.explore.search import explore
-from ggsched.testing.oracle.dequant import dequantize
 from ggsched.testing.oracle.interpreter import run_oracle
 from ggsched.testing.schedule_policy import EagerPolicy, SchedulePolicy
 from ggsched.testing.sim.config import SimConfig

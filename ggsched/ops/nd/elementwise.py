@@ -6,25 +6,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import (
+from ggsched.ops.elementwise import ELEMENTWISE, softplus
+from ggsched.ops.nd.declare import (
     ANY,
     BOOLS,
     FLOATS,
     INTS,
     NUMBERS,
     Array,
-    Shape,
     broadcast,
     compared,
     joined,
     nd_op,
     numpy_type,
-    same,
     tested,
     whole,
 )
+from ggsched.ops.record import Operand, Param, Shape, same
 
 _ERF: Final = (
     (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
@@ -51,16 +49,6 @@ def erf(x: Array) -> Array:
     return np.asarray(x * above / under)
 
 
-def sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x))."""
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def softplus(x: Array) -> Array:
-    """Return log(1 + exp(x)), without overflow."""
-    return np.asarray(np.log1p(np.exp(-abs(x))) + np.maximum(x, 0))
-
-
 def _unary(name: str, reference: Callable[..., Any], types: Sequence[str] = FLOATS) -> None:
     ufunc = reference if isinstance(reference, np.ufunc) else None
     nd_op(name, "x", rule=same, types=types, over=(0,), ufunc=ufunc)(reference)
@@ -78,6 +66,8 @@ def _comparison(name: str, reference: Callable[..., Any], types: Sequence[str] =
 for _name, _f in {
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
     "sqrt": np.sqrt,
     "floor": np.floor,
     "ceil": np.ceil,
@@ -93,21 +83,20 @@ for _name, _f in {
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "tanh": np.tanh,
 }.items():
     _unary(_name, _f)
 
+for _op in ELEMENTWISE:
+    if _op.array:
+        _unary(_op.array, _op.reference)
 _unary("abs", np.abs, NUMBERS)
 _unary("neg", np.negative, NUMBERS)
 _unary("sign", np.sign, NUMBERS)
 _unary("reciprocal", lambda x: 1 / x)
 _unary("rsqrt", lambda x: 1 / np.sqrt(x))
-_unary("sigmoid", sigmoid)
 _unary("erf", erf)
-_unary("softplus", softplus)
 _unary("softsign", lambda x: x / (1 + abs(x)))
 _unary("relu", lambda x: np.maximum(x, 0), NUMBERS)
-_unary("silu", lambda x: x * sigmoid(x))
 _unary("mish", lambda x: x * np.tanh(softplus(x)))
 _unary("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
 _unary("gelu", lambda x: 0.5 * x * (1 + erf(x * np.asarray(math.sqrt(0.5), x.dtype))))
@@ -125,6 +114,7 @@ _binary("xor", np.logical_xor, BOOLS)
 _binary("bit_and", np.bitwise_and, INTS)
 _binary("bit_or", np.bitwise_or, INTS)
 _binary("bit_xor", np.bitwise_xor, INTS)
+_binary("atan2", np.arctan2, FLOATS)
 _binary("prelu", lambda x, slope: np.where(x < 0, x * slope, x), NUMBERS)
 
 _comparison("equal", np.equal)
@@ -153,7 +143,7 @@ def mod(a: Array, b: Array, fmod: bool) -> Array:
     return np.asarray(np.fmod(a, b) if fmod else np.mod(a, b))
 
 
-def _power(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _power(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return x[0].dtype.name, broadcast(x[0].shape, x[1].shape)
 
 
@@ -206,12 +196,6 @@ def threshold(x: Array, alpha: float) -> Array:
     return np.where(x > alpha, x, np.zeros_like(x))
 
 
-@nd_op("gelu_tanh", "x", rule=same, types=FLOATS, over=(0,))
-def gelu_tanh(x: Array) -> Array:
-    """Return gelu by its approximation with tanh."""
-    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
-
-
 @nd_op("is_nan", "x", rule=tested, types=FLOATS)
 def is_nan(x: Array) -> Array:
     """Whether an element is NaN."""
@@ -224,7 +208,7 @@ def is_inf(x: Array, negative: bool, positive: bool) -> Array:
     return np.asarray((negative & np.isneginf(x)) | (positive & np.isposinf(x)))
 
 
-def _where(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _where(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     if x[1].dtype is not x[2].dtype:
         raise ValueError("both alternatives must have one type")
     return x[1].dtype.name, broadcast(*(t.shape for t in x))
@@ -236,7 +220,7 @@ def where(condition: Array, a: Array, b: Array) -> Array:
     return np.where(condition, a, b)
 
 
-def _clip(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _clip(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     if any(t.size != 1 for t in x[1:]) or len({t.dtype for t in x}) > 1:
         raise ValueError("limits must be one element of the type of x")
     return same(x)
@@ -248,7 +232,7 @@ def clip(x: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low.reshape(())), high.reshape(()))
 
 
-def _cast(x: Sequence[Tensor], to: str) -> tuple[str, Shape]:
+def _cast(x: Sequence[Operand], to: str) -> tuple[str, Shape]:
     return to, x[0].shape
 
 
@@ -259,7 +243,7 @@ def cast(x: Array, to: str) -> Array:
     return whole(x, kind) if x.dtype.kind == "f" and kind.kind in "iu" else x.astype(kind)
 
 
-def _rounded(x: Sequence[Tensor], to: str, **_: Param) -> tuple[str, Shape]:
+def _rounded(x: Sequence[Operand], to: str, **_: Param) -> tuple[str, Shape]:
     return to, x[0].shape
 
 

@@ -7,17 +7,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.errors import GraphError
-from ggsched.ir.dtype import ARRAY_DTYPES, DType, dtype_by_name
-from ggsched.ir.ops import OpDef, UserOp
-from ggsched.ir.shapes import Param, Params, fail
-from ggsched.ir.tensor import MAX_AXES, Tensor
+from ggsched.ops.record import ARRAY_AXES, OpDef, Operand, Param, Rule, Shape
 
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
-
-Rule = Callable[..., tuple[str, Sequence[int]]]
-"""``rule(tensors, **params)`` returns type and shape of the result; ``ValueError`` for a misfit."""
 
 PREFIX: Final = "nd."
 VERSION: Final = "1"
@@ -30,9 +22,6 @@ BOOLS: Final = ("bool",)
 ANY: Final = (*NUMBERS, *BOOLS)
 
 DEFINED: Final[dict[str, OpDef]] = {}
-
-TYPES: Final[dict[str, tuple[str, ...]]] = {}
-"""Names of the types that the first operand of each op can have."""
 
 
 def nd_op(
@@ -64,17 +53,18 @@ def nd_op(
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
         full = PREFIX + name
-        kernel = _into(reference, ufunc, writes_out)
-        user = UserOp(VERSION, (), reference, {"cpu": kernel}, flops)
-        TYPES[full] = tuple(types)
         DEFINED[full] = OpDef(
             full,
             operands,
-            _infer(full, frozenset(types), rule),
+            _checked(rule),
+            reference,
+            types=(tuple(types),),
             may_overwrite=over,
             defaults={**(shared or {}), **defaults},
-            user=user,
-            max_axes=MAX_AXES,
+            max_axes=ARRAY_AXES,
+            flops=flops,
+            version=VERSION,
+            kernels={"cpu": _into(reference, ufunc, writes_out)},
         )
         return reference
 
@@ -99,29 +89,21 @@ def _into(
     return kernel
 
 
-def _infer(
-    name: str, types: frozenset[str], rule: Rule
-) -> Callable[[Sequence[Tensor], Params], tuple[DType, Shape]]:
-    known = {t.name for t in ARRAY_DTYPES}
+def _checked(rule: Rule) -> Rule:
+    """Return a rule that refuses other operands than arrays, and results that are too large."""
 
-    def infer(x: Sequence[Tensor], params: Params) -> tuple[DType, Shape]:
-        if x[0].dtype.name not in types or any(t.dtype.name not in known for t in x):
-            raise fail(name, "an operand has a type that the op does not take", x)
-        try:
-            kind, found = rule(x, **params)
-            shape = tuple(int(n) for n in found)
-            dtype = dtype_by_name(kind)
-        except GraphError:
-            raise
-        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as error:
-            raise fail(name, str(error) or "the operands do not fit", x) from error
+    def checked(x: Sequence[Operand], **params: Param) -> tuple[str, Shape]:
+        if any(t.dtype.name not in ANY for t in x):
+            raise ValueError("an operand has a type that the op does not take")
+        kind, found = rule(x, **params)
+        shape = tuple(int(n) for n in found)
         if any(n < 0 for n in shape) or prod(shape) > MAX_ELEMENTS:
-            raise fail(name, f"the result would have shape {shape}", x)
-        if len(shape) > MAX_AXES:
-            raise fail(name, f"the result would have {len(shape)} axes", x)
-        return dtype, shape
+            raise ValueError(f"the result would have shape {shape}")
+        if len(shape) > ARRAY_AXES:
+            raise ValueError(f"the result would have {len(shape)} axes")
+        return kind, shape
 
-    return infer
+    return checked
 
 
 # --- rules that several ops share ---------------------------------------------------------------
@@ -139,24 +121,19 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(out)
 
 
-def same(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
-    """The result is as operand 0."""
-    return x[0].dtype.name, x[0].shape
-
-
-def joined(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def joined(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """Operands of one type are broadcast."""
     if len({t.dtype for t in x}) > 1:
         raise ValueError("operands must have one type")
     return x[0].dtype.name, broadcast(*(t.shape for t in x))
 
 
-def compared(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def compared(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """Operands of one type are broadcast; the result is bool."""
     return "bool", joined(x)[1]
 
 
-def tested(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def tested(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """A bool for each element."""
     return "bool", x[0].shape
 
@@ -175,7 +152,7 @@ def axis_of(axis: Param, n: int) -> int:
 
 def numpy_type(name: str) -> np.dtype[Any]:
     """Return numpy's type for a name of an element type."""
-    return np.dtype(dtype_by_name(name).host)
+    return np.dtype("?" if name == "bool" else f"{name[0]}{int(name[1:]) // 8}")
 
 
 def whole(x: Array, kind: np.dtype[Any]) -> Array:
