@@ -14,7 +14,7 @@ from ggsched.ops.products import Products
 from ggsched.ops.record import OpDef, records
 from ggsched.ops.rope import Rope
 from ggsched.ops.rows import Rows
-from ggsched.ops.sequences import SEQUENCES
+from ggsched.ops.sequences import States
 
 LIBRARIES: Final = {"nd": "ggsched.ops.nd", "task": "ggsched.ops.tasks"}
 """Libraries of ops by prefix, and the module whose ``library()`` returns the records.
@@ -24,12 +24,12 @@ other graphs does not.
 """
 
 
-class Methods(Elementwise, Products, Rows, Moves, Attention, Rope, Protocol):
+class Methods(Elementwise, Products, Rows, Moves, Attention, Rope, States, Protocol):
     """The methods of builders that follow from records."""
 
 
 _RECORDS: Final = (
-    *records(Products, Rows, Attention, Rope, Elementwise, Moves), CONT, *SEQUENCES
+    *records(Products, Rows, Attention, Rope, Elementwise, Moves, States), CONT
 )  # fmt: skip
 
 BUILT_IN: Final[Mapping[str, OpDef]] = {op.name: op for op in _RECORDS}

@@ -248,6 +248,13 @@ class Unary(Protocol):
         """Return the method of a builder."""
 
 
+class Pair(Protocol):
+    """The method of an op whose result has two parts, in the class of a builder."""
+
+    def __get__(self, g: Builder[T], owner: Any = None) -> Callable[..., tuple[T, T]]:
+        """Return the method of a builder."""
+
+
 class Method(Protocol):
     """The method of any op, in the class of a builder."""
 
@@ -261,6 +268,7 @@ def method(
     scaled: Callable[[float], tuple[float, float]] | None = None,
     given: Callable[..., Params] = lambda *_: {},
     first: tuple[str, ...] = (),
+    parts: Callable[..., Any] | None = None,
     **spelled: str,
 ) -> Any:
     """Return the method of builders that adds a node of an op: a function with its documentation.
@@ -273,6 +281,7 @@ def method(
         scaled: Factor and summand of ``scale``, which computes the op for a number as operand 1.
         given: Returns parameters that are not given, from the operands.
         first: Operands that callers give first.
+        parts: Returns views of the result, from the builder, the result and the operands.
         spelled: Names of parameters by which callers know them, and those of the record.
     """
     operands = {o.rstrip("?"): o.endswith("?") for o in record.operands}
@@ -294,7 +303,8 @@ def method(
         found += these[len(order) :]
         if scaled is not None and len(found) == 2:
             return self.op_with_number(record.name, scaled, *found, name=name, **more)
-        return self.op(record.name, *found, name=name, **more)
+        made = self.op(record.name, *found, name=name, **more)
+        return parts(self, made, *found) if parts is not None else made
 
     says = {o: f"{' or '.join(t)}." for o, t in zip(operands, record.types, strict=True)}
     says |= {p: f"{d!r} by default." for p, d in params.items()}

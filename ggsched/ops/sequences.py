@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import ClassVar, Protocol
 
 from ggsched.ops.lazy import Array, np
-from ggsched.ops.record import Operand, Param, Shape, need, op
+from ggsched.ops.record import Operand, Pair, Param, Shape, method, need, op
 from ggsched.ops.rows import check_ids
 
 
@@ -73,11 +74,51 @@ def _work(state: Shape, q: Shape, k: Shape, v: Shape, *_: Shape, **__: Param) ->
     return 6.0 * prod(v) * state[2]
 
 
-SEQUENCES = (
-    op("short_conv", "state", "x", "w", "slots:i32", "positions:i32", rule=_convolved,
-       reference=_short_conv),
-    op("linear_attention", "state", "q", "k", "v", "decay", "slots:i32", "positions:i32", "beta?",
-       rule=_attended, reference=_linear_attention, flops=_work,
-       scale=1.0, tiled=False, beta=False),
-)  # fmt: skip
-"""Builders have methods that return the result and the state afterwards."""
+_EXAMPLE = 'slots, at = g.input("slots", (4,), "i32"), g.input("numbers", (4,), "i32")'
+_SLOTS = """
+Slots (T,) say which sequence each token belongs to, in the order of its tokens; positions (T,) are
+the numbers of tokens in their sequences. Returns the result and the state afterwards, both views of
+what the node computes. The state stays as it is until the second is copied to it."""
+
+
+class States(Protocol):
+    """Methods of builders for states of sequences. Examples go on from that of ``GraphBuilder``."""
+
+    short_conv: ClassVar[Pair] = method(
+        op("short_conv", "state", "x", "w", "slots:i32", "positions:i32", rule=_convolved,
+           reference=_short_conv,
+           doc="""Convolve each channel of x (T, C) with its taps w (C, K), along the tokens.
+
+Token t of slot s gets ``sum_j w[c, j] * h[j, c]``, where h are the last K rows of the slot up to t:
+those of x, before them those in ``state[s]``, of (S, K - 1, C). A token at position 0 begins a
+sequence: zeros are before it.
+""" + _SLOTS),
+        'state, taps = g.state("last", (1, 3, 64)), g.weight("taps", (64, 4))', _EXAMPLE,
+        "y, after = g.short_conv(state, x, taps, slots, at)", "y.shape, after.shape",
+        "((4, 64), (1, 3, 64))",
+        parts=lambda g, both, state, x, *_: (
+            g.rows(both, 0, x.shape[0]),
+            g.reshape(g.rows(both, x.shape[0], both.shape[0]), *state.shape),
+        ),
+    )  # fmt: skip
+    linear_attention: ClassVar[Pair] = method(
+        op("linear_attention", "state", "q", "k", "v", "decay", "slots:i32", "positions:i32",
+           "beta?", rule=_attended, reference=_linear_attention, flops=_work,
+           scale=1.0, tiled=False, beta=False,
+           doc="""Update a matrix for each head token by token, and read it: gated linear attention.
+
+For each token t of slot s, in order, with the matrix M (N, P) of its head h in ``state[s]``:
+``M = exp(decay) * M``, then ``M += outer(k, u)``, and the result (T, H, P) is ``scale * q @ M``.
+Without beta (T, H) u is v (T, H, P) (Mamba-2); with it ``u = beta * (v - k @ M)``, the gated delta
+rule (Yang et al. 2024). At position 0 M begins with zeros, whatever the slot holds. Head h reads
+head ``h // (H / G)`` of q and k (T, G, N), or if tiled ``h % G``. Decay (T, H) is a logarithm.
+""" + _SLOTS),
+        'state, heads = g.state("matrices", (1, 2, 32, 32)), g.reshape(x, 4, 2, 32)', _EXAMPLE,
+        'decay = g.input("decay", (4, 2))',
+        "y, after = g.linear_attention(state, heads, heads, heads, decay, slots, at)",
+        "y.shape, after.shape", "((4, 2, 32), (1, 2, 32, 32))",
+        parts=lambda g, both, state, q, k, v, *_: (
+            g.view(both, v.shape),
+            g.view(both, state.shape, offset=v.size * 4),  # f32
+        ),
+    )  # fmt: skip

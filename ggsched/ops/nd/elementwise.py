@@ -49,14 +49,18 @@ def erf(x: Array) -> Array:
     return np.asarray(x * above / under)
 
 
-def _unary(name: str, reference: Callable[..., Any], types: Sequence[str] = FLOATS) -> None:
+def _unary(
+    name: str, reference: Callable[..., Any], types: Sequence[str] = FLOATS, **defaults: Any
+) -> None:
     ufunc = reference if isinstance(reference, np.ufunc) else None
-    nd_op(name, "x", rule=same, types=types, over=(0,), ufunc=ufunc)(reference)
+    nd_op(name, "x", rule=same, types=types, over=(0,), ufunc=ufunc, **defaults)(reference)
 
 
-def _binary(name: str, reference: Callable[..., Any], types: Sequence[str]) -> None:
+def _binary(
+    name: str, reference: Callable[..., Any], types: Sequence[str], **defaults: Any
+) -> None:
     ufunc = reference if isinstance(reference, np.ufunc) else None
-    nd_op(name, "a", "b", rule=joined, types=types, over=(0, 1), ufunc=ufunc)(reference)
+    nd_op(name, "a", "b", rule=joined, types=types, over=(0, 1), ufunc=ufunc, **defaults)(reference)
 
 
 def _comparison(name: str, reference: Callable[..., Any], types: Sequence[str] = ANY) -> None:
@@ -100,6 +104,20 @@ _unary("relu", lambda x: np.maximum(x, 0), NUMBERS)
 _unary("mish", lambda x: x * np.tanh(softplus(x)))
 _unary("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
 _unary("gelu", lambda x: 0.5 * x * (1 + erf(x * np.asarray(math.sqrt(0.5), x.dtype))))
+_unary(
+    "leaky_relu", lambda x, alpha: np.where(x < 0, x * np.asarray(alpha, x.dtype), x), alpha=0.01
+)
+_unary(
+    "elu",
+    lambda x, alpha, gamma, inner: np.where(
+        x > 0, gamma * x, gamma * alpha * np.expm1(np.minimum(x, 0) / inner)
+    ),
+    alpha=1.0,
+    gamma=1.0,
+    inner=1.0,
+)
+_unary("hard_sigmoid", lambda x, alpha, beta: np.clip(x * alpha + beta, 0, 1), alpha=0.2, beta=0.5)
+_unary("threshold", lambda x, alpha: np.where(x > alpha, x, np.zeros_like(x)), alpha=1.0)
 _unary("not", np.logical_not, BOOLS)
 _unary("bit_not", np.bitwise_not, INTS)
 
@@ -115,8 +133,21 @@ _binary("bit_and", np.bitwise_and, INTS)
 _binary("bit_or", np.bitwise_or, INTS)
 _binary("bit_xor", np.bitwise_xor, INTS)
 _binary("atan2", np.arctan2, FLOATS)
+# Remainders have the sign of the divisor, or for ``fmod`` of the dividend; those of integers by 0
+# are 0. Negative counts of bits, and those from the width on, shift out every bit.
+_binary("mod", lambda a, b, fmod: np.fmod(a, b) if fmod else np.mod(a, b), NUMBERS, fmod=False)
+_binary(
+    "shift",
+    lambda a, b, left: np.left_shift(a, b) if left else np.right_shift(a, b),
+    INTS,
+    left=True,
+)
 _binary("prelu", lambda x, slope: np.where(x < 0, x * slope, x), NUMBERS)
 
+nd_op("is_nan", "x", rule=tested, types=FLOATS)(lambda x: np.isnan(x))
+nd_op("is_inf", "x", rule=tested, types=FLOATS, negative=True, positive=True)(
+    lambda x, negative, positive: (negative & np.isneginf(x)) | (positive & np.isposinf(x))
+)
 _comparison("equal", np.equal)
 _comparison("less", np.less, NUMBERS)
 _comparison("less_equal", np.less_equal, NUMBERS)
@@ -132,15 +163,6 @@ def div(a: Array, b: Array) -> Array:
     quotient = np.floor_divide(a, b)
     is_low = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
     return np.asarray(quotient + is_low.astype(a.dtype))
-
-
-@nd_op("mod", "a", "b", rule=joined, types=NUMBERS, over=(0, 1), fmod=False)
-def mod(a: Array, b: Array, fmod: bool) -> Array:
-    """Return the remainder, with the sign of the divisor or, for ``fmod``, of the dividend.
-
-    Remainders of integers by 0 are 0.
-    """
-    return np.asarray(np.fmod(a, b) if fmod else np.mod(a, b))
 
 
 def _power(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
@@ -161,51 +183,6 @@ def power(a: Array, b: Array) -> Array:
     unit = np.where((a == 1) | (b % 2 == 0), 1, -1).astype(a.dtype)
     is_unit = (a == 1) | (a.astype(np.int64) == -1) & (a.dtype.kind == "i")
     return np.where(b < 0, np.where(is_unit, unit, a.dtype.type(0)), bits)
-
-
-@nd_op("shift", "a", "b", rule=joined, types=INTS, over=(0, 1), left=True)
-def shift(a: Array, b: Array, left: bool) -> Array:
-    """Shift bits: signed integers to the right with copies of the sign.
-
-    Negative counts, and those from the width on, shift out every bit.
-    """
-    return np.asarray(np.left_shift(a, b) if left else np.right_shift(a, b))
-
-
-@nd_op("leaky_relu", "x", rule=same, types=FLOATS, over=(0,), alpha=0.01)
-def leaky_relu(x: Array, alpha: float) -> Array:
-    """Return x, times alpha where it is negative."""
-    return np.where(x < 0, x * np.asarray(alpha, x.dtype), x)
-
-
-@nd_op("elu", "x", rule=same, types=FLOATS, over=(0,), alpha=1.0, gamma=1.0, inner=1.0)
-def elu(x: Array, alpha: float, gamma: float, inner: float) -> Array:
-    """Return gamma * (x where positive, else alpha * (exp(x / inner) - 1))."""
-    return np.where(x > 0, gamma * x, gamma * alpha * np.expm1(np.minimum(x, 0) / inner))
-
-
-@nd_op("hard_sigmoid", "x", rule=same, types=FLOATS, over=(0,), alpha=0.2, beta=0.5)
-def hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
-    """Return alpha * x + beta, limited to [0, 1]."""
-    return np.clip(x * alpha + beta, 0, 1)
-
-
-@nd_op("threshold", "x", rule=same, types=FLOATS, over=(0,), alpha=1.0)
-def threshold(x: Array, alpha: float) -> Array:
-    """Return x where it exceeds alpha, else 0."""
-    return np.where(x > alpha, x, np.zeros_like(x))
-
-
-@nd_op("is_nan", "x", rule=tested, types=FLOATS)
-def is_nan(x: Array) -> Array:
-    """Whether an element is NaN."""
-    return np.isnan(x)
-
-
-@nd_op("is_inf", "x", rule=tested, types=FLOATS, negative=True, positive=True)
-def is_inf(x: Array, negative: bool, positive: bool) -> Array:
-    """Whether an element is infinite, of the signs requested."""
-    return np.asarray((negative & np.isneginf(x)) | (positive & np.isposinf(x)))
 
 
 def _where(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:

@@ -21,10 +21,6 @@ def _inplace(d: GraphGenerator, x: Tensor) -> dict[str, bool]:
     return {"inplace": True} if d.writable(x) and d.flip() else {}
 
 
-def _over(inplace: dict[str, bool]) -> int | None:
-    return 0 if inplace else None
-
-
 # --- row by row and element by element -----------------------------------------------------
 
 
@@ -44,7 +40,7 @@ def _elementwise(op: OpDef) -> Step:
         inplace = _inplace(d, operands[0])
         assert op.bound is not None
         mag, err = op.bound(*map(d.mag, operands), *map(d.err, operands), **op.full(params))
-        d.emit(op.name, *operands, mag=mag, err=err, through=_over(inplace), **params, **inplace)
+        d.emit(op.name, *operands, mag=mag, err=err, **params, **inplace)
 
     return step
 
@@ -55,7 +51,7 @@ def _normed(op: str) -> Step:
         inplace = _inplace(d, x)
         mag = min(sqrt(x.shape[-1]), d.mag(x) / sqrt(eps) * 2)
         err = 2 * d.err(x) / sqrt(eps) + 4 * d.mag(x) + 4 * mag
-        d.emit(op, x, mag=mag, err=err, through=_over(inplace), eps=eps, **inplace)
+        d.emit(op, x, mag=mag, err=err, eps=eps, **inplace)
 
     return step
 
@@ -77,7 +73,7 @@ def _soft_max(d: GraphGenerator) -> None:
     inplace = _inplace(d, x)
     if d.mag(x) <= 64:
         params = {"scale": scale, **flags, **inplace}
-        d.emit("soft_max", *operands, mag=1.0, err=err, through=_over(inplace), **params)
+        d.emit("soft_max", *operands, mag=1.0, err=err, **params)
 
 
 def _attention(d: GraphGenerator) -> None:
@@ -141,7 +137,6 @@ def _rope(d: GraphGenerator) -> None:
         *operands,
         mag=mag,
         err=err,
-        through=_over(inplace),
         n_dims=n_dims,
         **params,
         **inplace,
@@ -202,7 +197,7 @@ def _add_id(d: GraphGenerator) -> None:
     ids = d.ids_for(x.shape[:2], bias.shape[0])
     mag, inplace = d.mag(x) + d.mag(bias), _inplace(d, x)
     err = d.err(x) + d.err(bias) + mag
-    d.emit("add_id", x, bias, ids, mag=mag, err=err, through=_over(inplace), **inplace)
+    d.emit("add_id", x, bias, ids, mag=mag, err=err, **inplace)
 
 
 # --- rows and copies: nothing is rounded ---------------------------------------------------
@@ -238,7 +233,7 @@ def _set_rows(d: GraphGenerator) -> None:
         lambda: (d.number(1, min(rows, 4)), n),
     )
     ids = d.ids_for(src.shape[:1], rows, distinct=True)
-    d.emit("set_rows", dst, src, ids, mag=d.mag(src), err=d.err(src), through=0)
+    d.emit("set_rows", dst, src, ids, mag=d.mag(src), err=d.err(src))
 
 
 def _apart(a: Tensor, b: Tensor) -> bool:
@@ -254,7 +249,7 @@ def _cpy(d: GraphGenerator) -> None:
         return t.shape == dst.shape and readable and _apart(t, dst)
 
     src = _weight(d, fits, lambda: dst.shape)
-    d.emit("cpy", src, dst, mag=d.mag(src), err=d.err(src), through=1)
+    d.emit("cpy", src, dst, mag=d.mag(src), err=d.err(src))
 
 
 def _cont(d: GraphGenerator) -> None:
