@@ -160,22 +160,29 @@ class Elementwise(Protocol):
         lambda a, b: a / b, lambda a, b, i, j: (4 * a, 4 * i + 4 * a), lambda n: (1.0 / n, 0.0),
     )  # fmt: skip
     silu: ClassVar[Unary] = _unary(
-        "silu", "Return ``x * sigmoid(x)``.", silu, _bent, array="silu",
+        "silu", "Return ``x * sigmoid(x)``.", silu, _bent, array="silu", aten="silu",
         decompose=lambda g, x: g.mul(x, g.sigmoid(x)),
     )  # fmt: skip
     gelu: ClassVar[Unary] = _unary(
         "gelu", "Return gelu, by its approximation with tanh.", gelu_tanh, _bent, array="gelu_tanh"
     )
     sigmoid: ClassVar[Unary] = _unary(
-        "sigmoid", "Return ``1 / (1 + exp(-x))``.", sigmoid, _unit, array="sigmoid",
+        "sigmoid", "Return ``1 / (1 + exp(-x))``.", sigmoid, _unit,
+        array="sigmoid", onnx="Sigmoid", aten="sigmoid",
         decompose=lambda g, x: g.scale(g.tanh(g.scale(x, 0.5)), 0.5, 0.5),
     )  # fmt: skip
     tanh: ClassVar[Unary] = _unary(
-        "tanh", "Return the hyperbolic tangent.", lambda x: np.tanh(x), _unit, array="tanh"
+        "tanh",
+        "Return the hyperbolic tangent.",
+        lambda x: np.tanh(x),
+        _unit,
+        array="tanh",
+        onnx="Tanh",
+        aten="tanh",
     )
     softplus: ClassVar[Unary] = _unary(
         "softplus", "Return ``log(1 + exp(x))``.", softplus,
-        lambda m, e: (m + 1.0, e + 4 * (m + 1.0)), array="softplus",
+        lambda m, e: (m + 1.0, e + 4 * (m + 1.0)), array="softplus", onnx="Softplus",
     )  # fmt: skip
     scale: ClassVar[Method] = _unary(
         "scale", "Return ``x * scale + bias``.", lambda x, scale, bias: x * scale + bias, _scaled,

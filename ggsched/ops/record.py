@@ -108,6 +108,8 @@ class OpDef:
             are not known. Random graphs stay tame by it.
         draws: Of parameters the values among which random graphs choose.
         array: Name in the library ``nd`` of the same op, on all floats and up to eight axes.
+        onnx: Name of the op of ONNX that computes the same from the same operands.
+        aten: Name of that of PyTorch.
         version: Changes whenever the meaning of the op does; part of plans and digests. Empty for
             built-in ops, which have the version of ggsched.
         kernels: By name of the backend, what computes a user-defined op there.
@@ -132,6 +134,8 @@ class OpDef:
     bound: Callable[..., tuple[float, float]] | None = None
     draws: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)
     array: str = ""
+    onnx: str = ""
+    aten: str = ""
     version: str = ""
     kernels: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Any, ...] = ()

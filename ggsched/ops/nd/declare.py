@@ -31,9 +31,10 @@ def nd_op(
     types: Sequence[str] = ANY,
     over: tuple[int, ...] = (),
     flops: Callable[..., float] | None = None,
-    ufunc: np.ufunc | None = None,
     writes_out: bool = False,
     shared: Mapping[str, Param] | None = None,
+    onnx: str = "",
+    aten: str = "",
     **defaults: Param,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an op by its reference, ``reference(*arrays, **params)``.
@@ -45,8 +46,9 @@ def nd_op(
         types: Of the first operand.
         over: Operands that the result may take over.
         flops: ``flops(*shapes, **params)``; default: two for each element.
-        ufunc: Computes the same into memory that is given.
         writes_out: Whether the reference takes ``out``, to write to instead of a new array.
+        onnx: As in ``OpDef``, and so ``aten``.
+        aten: See ``onnx``.
         shared: Parameters that several ops have.
         defaults: Parameters.
     """
@@ -63,22 +65,22 @@ def nd_op(
             defaults={**(shared or {}), **defaults},
             max_axes=ARRAY_AXES,
             flops=flops,
+            onnx=onnx,
+            aten=aten,
             version=VERSION,
-            kernels={"cpu": _into(reference, ufunc, writes_out)},
+            kernels={"cpu": _into(reference, writes_out)},
         )
         return reference
 
     return declare
 
 
-def _into(
-    reference: Callable[..., Any], ufunc: np.ufunc | None, writes_out: bool
-) -> Callable[..., None]:
+def _into(reference: Callable[..., Any], writes_out: bool) -> Callable[..., None]:
     """Return the kernel of ``cpu`` made from a reference."""
 
     def kernel(*arrays: Array, out: Array, **params: Param) -> None:
-        if ufunc is not None and all(a.dtype == out.dtype for a in arrays):
-            ufunc(*arrays, out=out)
+        if isinstance(reference, np.ufunc) and all(a.dtype == out.dtype for a in arrays):
+            reference(*arrays, out=out)
         elif writes_out and out.flags.c_contiguous and out.dtype != np.float16:
             with np.errstate(all="ignore"):
                 reference(*arrays, out=out, **params)

@@ -50,28 +50,24 @@ def erf(x: Array) -> Array:
 
 
 def _unary(
-    name: str, reference: Callable[..., Any], types: Sequence[str] = FLOATS, **defaults: Any
+    name: str, reference: Callable[..., Any], types: Sequence[str] = FLOATS, **more: Any
 ) -> None:
-    ufunc = reference if isinstance(reference, np.ufunc) else None
-    nd_op(name, "x", rule=same, types=types, over=(0,), ufunc=ufunc, **defaults)(reference)
+    nd_op(name, "x", rule=same, types=types, over=(0,), **more)(reference)
 
 
-def _binary(
-    name: str, reference: Callable[..., Any], types: Sequence[str], **defaults: Any
+def _binary(name: str, reference: Callable[..., Any], types: Sequence[str], **more: Any) -> None:
+    nd_op(name, "a", "b", rule=joined, types=types, over=(0, 1), **more)(reference)
+
+
+def _comparison(
+    name: str, reference: Callable[..., Any], types: Sequence[str] = ANY, **names: Any
 ) -> None:
-    ufunc = reference if isinstance(reference, np.ufunc) else None
-    nd_op(name, "a", "b", rule=joined, types=types, over=(0, 1), ufunc=ufunc, **defaults)(reference)
-
-
-def _comparison(name: str, reference: Callable[..., Any], types: Sequence[str] = ANY) -> None:
-    nd_op(name, "a", "b", rule=compared, types=types)(reference)
+    nd_op(name, "a", "b", rule=compared, types=types, **names)(reference)
 
 
 for _name, _f in {
     "exp": np.exp,
     "log": np.log,
-    "log1p": np.log1p,
-    "expm1": np.expm1,
     "sqrt": np.sqrt,
     "floor": np.floor,
     "ceil": np.ceil,
@@ -88,21 +84,24 @@ for _name, _f in {
     "acosh": np.arccosh,
     "atanh": np.arctanh,
 }.items():
-    _unary(_name, _f)
+    _unary(_name, _f, onnx=_name.capitalize(), aten=_name)
 
 for _op in ELEMENTWISE:
     if _op.array:
-        _unary(_op.array, _op.reference)
-_unary("abs", np.abs, NUMBERS)
-_unary("neg", np.negative, NUMBERS)
-_unary("sign", np.sign, NUMBERS)
-_unary("reciprocal", lambda x: 1 / x)
-_unary("rsqrt", lambda x: 1 / np.sqrt(x))
-_unary("erf", erf)
-_unary("softsign", lambda x: x / (1 + abs(x)))
-_unary("relu", lambda x: np.maximum(x, 0), NUMBERS)
-_unary("mish", lambda x: x * np.tanh(softplus(x)))
-_unary("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
+        _unary(_op.array, _op.reference, onnx=_op.onnx, aten=_op.aten)
+
+_unary("log1p", np.log1p, aten="log1p")
+_unary("expm1", np.expm1, aten="expm1")
+_unary("abs", np.abs, NUMBERS, onnx="Abs", aten="abs")
+_unary("neg", np.negative, NUMBERS, onnx="Neg", aten="neg")
+_unary("sign", np.sign, NUMBERS, onnx="Sign", aten="sign")
+_unary("reciprocal", lambda x: 1 / x, onnx="Reciprocal", aten="reciprocal")
+_unary("rsqrt", lambda x: 1 / np.sqrt(x), aten="rsqrt")
+_unary("erf", erf, onnx="Erf", aten="erf")
+_unary("softsign", lambda x: x / (1 + abs(x)), onnx="Softsign")
+_unary("relu", lambda x: np.maximum(x, 0), NUMBERS, onnx="Relu", aten="relu")
+_unary("mish", lambda x: x * np.tanh(softplus(x)), onnx="Mish", aten="mish")
+_unary("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1), onnx="HardSwish", aten="hardswish")
 _unary("gelu", lambda x: 0.5 * x * (1 + erf(x * np.asarray(math.sqrt(0.5), x.dtype))))
 _unary(
     "leaky_relu", lambda x, alpha: np.where(x < 0, x * np.asarray(alpha, x.dtype), x), alpha=0.01
@@ -118,20 +117,20 @@ _unary(
 )
 _unary("hard_sigmoid", lambda x, alpha, beta: np.clip(x * alpha + beta, 0, 1), alpha=0.2, beta=0.5)
 _unary("threshold", lambda x, alpha: np.where(x > alpha, x, np.zeros_like(x)), alpha=1.0)
-_unary("not", np.logical_not, BOOLS)
-_unary("bit_not", np.bitwise_not, INTS)
+_unary("not", np.logical_not, BOOLS, onnx="Not")
+_unary("bit_not", np.bitwise_not, INTS, onnx="BitwiseNot")
 
-_binary("add", np.add, NUMBERS)
-_binary("sub", np.subtract, NUMBERS)
-_binary("mul", np.multiply, NUMBERS)
+_binary("add", np.add, NUMBERS, onnx="Add")
+_binary("sub", np.subtract, NUMBERS, onnx="Sub")
+_binary("mul", np.multiply, NUMBERS, onnx="Mul")
 _binary("min", np.minimum, NUMBERS)
 _binary("max", np.maximum, NUMBERS)
-_binary("and", np.logical_and, BOOLS)
-_binary("or", np.logical_or, BOOLS)
-_binary("xor", np.logical_xor, BOOLS)
-_binary("bit_and", np.bitwise_and, INTS)
-_binary("bit_or", np.bitwise_or, INTS)
-_binary("bit_xor", np.bitwise_xor, INTS)
+_binary("and", np.logical_and, BOOLS, onnx="And")
+_binary("or", np.logical_or, BOOLS, onnx="Or")
+_binary("xor", np.logical_xor, BOOLS, onnx="Xor")
+_binary("bit_and", np.bitwise_and, INTS, onnx="BitwiseAnd")
+_binary("bit_or", np.bitwise_or, INTS, onnx="BitwiseOr")
+_binary("bit_xor", np.bitwise_xor, INTS, onnx="BitwiseXor")
 _binary("atan2", np.arctan2, FLOATS)
 # Remainders have the sign of the divisor, or for ``fmod`` of the dividend; those of integers by 0
 # are 0. Negative counts of bits, and those from the width on, shift out every bit.
@@ -142,20 +141,20 @@ _binary(
     INTS,
     left=True,
 )
-_binary("prelu", lambda x, slope: np.where(x < 0, x * slope, x), NUMBERS)
+_binary("prelu", lambda x, slope: np.where(x < 0, x * slope, x), NUMBERS, onnx="PRelu")
 
-nd_op("is_nan", "x", rule=tested, types=FLOATS)(lambda x: np.isnan(x))
+nd_op("is_nan", "x", rule=tested, types=FLOATS, onnx="IsNaN")(lambda x: np.isnan(x))
 nd_op("is_inf", "x", rule=tested, types=FLOATS, negative=True, positive=True)(
     lambda x, negative, positive: (negative & np.isneginf(x)) | (positive & np.isposinf(x))
 )
-_comparison("equal", np.equal)
-_comparison("less", np.less, NUMBERS)
-_comparison("less_equal", np.less_equal, NUMBERS)
-_comparison("greater", np.greater, NUMBERS)
-_comparison("greater_equal", np.greater_equal, NUMBERS)
+_comparison("equal", np.equal, onnx="Equal", aten="eq")
+_comparison("less", np.less, NUMBERS, onnx="Less", aten="lt")
+_comparison("less_equal", np.less_equal, NUMBERS, onnx="LessOrEqual", aten="le")
+_comparison("greater", np.greater, NUMBERS, onnx="Greater", aten="gt")
+_comparison("greater_equal", np.greater_equal, NUMBERS, onnx="GreaterOrEqual", aten="ge")
 
 
-@nd_op("div", "a", "b", rule=joined, types=NUMBERS, over=(0, 1))
+@nd_op("div", "a", "b", rule=joined, types=NUMBERS, over=(0, 1), onnx="Div")
 def div(a: Array, b: Array) -> Array:
     """Divide; quotients of integers are rounded towards zero, those by 0 are 0."""
     if a.dtype.kind == "f":
@@ -169,7 +168,7 @@ def _power(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return x[0].dtype.name, broadcast(x[0].shape, x[1].shape)
 
 
-@nd_op("pow", "a", "b", rule=_power, types=NUMBERS)
+@nd_op("pow", "a", "b", rule=_power, types=NUMBERS, onnx="Pow")
 def power(a: Array, b: Array) -> Array:
     """Return ``a ** b`` in the type of ``a``.
 
@@ -191,7 +190,7 @@ def _where(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return x[1].dtype.name, broadcast(*(t.shape for t in x))
 
 
-@nd_op("where", "condition", "a", "b", rule=_where, types=BOOLS)
+@nd_op("where", "condition", "a", "b", rule=_where, types=BOOLS, onnx="Where")
 def where(condition: Array, a: Array, b: Array) -> Array:
     """Select elements of a where the condition holds, of b elsewhere."""
     return np.where(condition, a, b)
