@@ -39,9 +39,9 @@ def public():
                 continue
             if inspect.isclass(thing):
                 found[path] = (thing, None)
-                members = {k: v for c in reversed(thing.__mro__) for k, v in vars(c).items()}
-                own = {k for k in members if k in vars(thing) or hasattr(members[k], "record")}
-                for method, value in ((k, members[k]) for k in members if k in own):
+                for method, value in inspect.getmembers(thing):
+                    if method not in vars(thing) and not hasattr(value, "record"):
+                        continue  # inherited, and not made from the record of an op
                     bare = getattr(value, "__func__", value)
                     if not method.startswith("_") and inspect.isfunction(bare):
                         found[f"{path}.{method}"] = (bare, thing)
