@@ -291,11 +291,10 @@ def method(
     known = {own: name for name, own in spelled.items()}
     params = {known.get(p, p): d for p, d in record.defaults.items() if p not in operands}
     order = (*dict.fromkeys((*first, *operands)), *params)
-
     plain = -1 if any((*operands.values(), first, given, scaled, parts)) else len(operands)
 
     def call(self: Builder[Any], *these: Any, name: str = "", **named: Any) -> Any:
-        if len(these) == plain and not named:  # most calls: in half of the time
+        if len(these) == plain and not named:  # models have thousands of these
             return self.op(record.name, *these, name=name)
         values = {**dict(zip(order, these, strict=False)), **named}
         found: list[Any] = []
