@@ -23,9 +23,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F32, I32, DType
+from ggsched.ir.dtype import F32, I32, KV_DTYPES, DType
 from ggsched.ir.graph import Graph
-from ggsched.ir.shapes import KV_DTYPES
 from ggsched_llm.arch import ARCHITECTURES
 from ggsched_llm.hparams import HParams
 from ggsched_llm.layers import BatchShape, ModelBuilder

@@ -6,8 +6,7 @@ from math import prod
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F16, F32, DType
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import F16, F32, KV_DTYPES, DType
 from ggsched_llm.hparams import HParams
 
 WeightPolicy = Literal["expand", "packed"]

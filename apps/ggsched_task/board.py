@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ggsched.errors import InternalError
-from ggsched.oplib.tasks import SLOT_BITS
+from ggsched.ops.tasks import SLOT_BITS
 from ggsched_task.graph import Task, TaskGraph, Value
 
 MASK: Final = (1 << SLOT_BITS) - 1

@@ -14,7 +14,7 @@ from ggsched.backend.program_body import Command, Steps
 from ggsched.backend.progress import Progress
 from ggsched.backend.protocols import Stream
 from ggsched.errors import DeviceFault
-from ggsched.oplib.tasks import ANY_KIND
+from ggsched.ops.tasks import ANY_KIND
 from ggsched_task.board import Board
 
 Item = tuple[Command, Callable[[], None]] | None

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.graph import Graph
-from ggsched.oplib.tasks import ANY_KIND
+from ggsched.ops.tasks import ANY_KIND
 
 KIND: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 DEFAULT_COST: Final = 1e-4

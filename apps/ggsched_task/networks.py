@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from ggsched.errors import GraphError
-from ggsched.oplib.tasks import ANY_KIND
+from ggsched.ops.tasks import ANY_KIND
 from ggsched_task.graph import DEFAULT_COST, TaskGraph, Value
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from ggsched.config import Settings
 from ggsched.errors import TaskCancelled, TaskFailed, UsageError
 from ggsched.ir.graph import Graph, Node
-from ggsched.oplib.tasks import OPERATIONS_PER_SECOND, SLOT_BITS
+from ggsched.ops.tasks import OPERATIONS_PER_SECOND, SLOT_BITS
 from ggsched.passes.place import Constraints
 from ggsched.passes.placement.cost import CostBased
 from ggsched.plan.bundle import Plan

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.arrays import numpy_dtype, numpy_shape
+from ggsched.backend.packed import decode_blocks
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, Stream
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import ARRAY_DTYPES
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched_testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape
 from ggsched_testing.oracle.interpreter import constants_of
 
 Array = npt.NDArray[Any]
@@ -150,7 +151,7 @@ def _keep_states(
     graph: Graph, content: Mapping[int, npt.NDArray[np.uint8]], states: dict[str, Array]
 ) -> None:
     for t in graph.roots(Role.STATE):
-        final = content[t.id].view(HOST_DTYPE[t.dtype.name]).reshape(host_shape(t.dtype, t.shape))
+        final = content[t.id].view(numpy_dtype(t.dtype)).reshape(numpy_shape(t.dtype, t.shape))
         if t.name in states:
             states[t.name].reshape(-1).view(np.uint8)[:] = content[t.id]
         else:
@@ -161,10 +162,10 @@ def _typed(t: Tensor, content: Mapping[int, npt.NDArray[np.uint8]]) -> Array:
     """Return the content of an output as a fresh array of its shape."""
     plain = t.dtype in ARRAY_DTYPES
     if t.size == 0:
-        return np.zeros(t.shape, HOST_DTYPE[t.dtype.name] if plain else np.float32)
+        return np.zeros(t.shape, numpy_dtype(t.dtype) if plain else np.float32)
     memory = content[t.storage].data
     if plain:
-        return np.ndarray(t.shape, HOST_DTYPE[t.dtype.name], memory, t.offset, t.strides).copy()
+        return np.ndarray(t.shape, numpy_dtype(t.dtype), memory, t.offset, t.strides).copy()
     shape = (*t.shape[:-1], t.shape[-1] // t.dtype.block, t.dtype.block_nbytes)
     blocks: npt.NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, t.offset, (*t.strides, 1))
     return decode_blocks(blocks, t.dtype).astype(np.float32).reshape(t.shape)

@@ -1,6 +1,6 @@
 """Nodes that have no compiled kernel: kernels of user-defined ops, else the reference arithmetic.
 
-The reference arithmetic is the one that defines each op (``ggsched_testing.oracle``): numpy, in
+The reference arithmetic is the one that defines each op (``ggsched.ops``): numpy, in
 float64, rounded once to the type of the result. It is exact and slow, so nodes that run by it are
 counted and reported (``Program.by_reference``). Ops of the library ``nd`` define themselves by a
 function in numpy, which computes in the type of the operands.
@@ -14,12 +14,12 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
+from ggsched.backend.elements import computed, decoded, encode, set_rows
 from ggsched.backend.user_kernels import user_kernel
 from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS, OpDef
+from ggsched.ops.rows import check_ids
 from ggsched.topology.caps import offers
 from ggsched_cpu.lowering.context import Node
-from ggsched_testing.oracle.interpreter import decoded, encode, set_rows
-from ggsched_testing.oracle.ops import check_ids, reference_of
 
 PART_ELEMENTS: Final = 1 << 24
 """Elements of a weight that are decoded at once: 128 MB in float64."""
@@ -59,7 +59,7 @@ def _compute(op: OpDef, node: Node) -> None:
                 source, ids = operands
                 set_rows(out, source, ids, dtype)
             else:
-                out[...] = encode(reference_of(op)(operands, node.bound.params), dtype)
+                out[...] = encode(computed(op, operands, node.bound.params), dtype)
 
 
 def _parts(op: OpDef, node: Node) -> Iterator[tuple[list[Array], Array]]:

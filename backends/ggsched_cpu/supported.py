@@ -6,15 +6,20 @@ The tests compare these tables with ``ggsched_cpu.lowering.EMITTERS``.
 from typing import Final
 
 from ggsched.backend.user_kernels import user_op_keys
-from ggsched.ir.dtype import F32, FLOAT_DTYPES, I32
-from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import F32
+from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS, operand_dtypes
 from ggsched.topology.caps import op_key
 
 FUSIONS: Final = frozenset({"rms_norm+mul"})
 """Patterns of nodes that kernels compute as one (LCH-6)."""
 
-BUILT_IN_WITHOUT_KERNEL: Final = frozenset({"argsort"})
+BUILT_IN_WITH_KERNEL: Final = frozenset((
+    "add", "add_id", "attention", "clamp", "concat", "cont", "cpy", "div", "gelu", "get_rows",
+    "linear_attention", "mul", "mul_mat", "mul_mat_id", "norm", "repeat", "rms_norm", "rope",
+    "scale", "set_rows", "short_conv", "sigmoid", "silu", "soft_max", "softplus", "sub", "sum_rows",
+    "swiglu", "swiglu_oai", "tanh", "top_k",
+))  # fmt: skip
+"""Built-in ops for some types and layouts of operands; others run by their reference."""
 
 LIBRARY_WITH_KERNEL: Final = (
     "nd.average_pool",
@@ -44,25 +49,15 @@ LIBRARY_WITH_KERNEL: Final = (
 )
 """Ops of the library ``nd``, for some types and layouts of operands."""
 
-_FIRST_OPERAND: Final = {
-    "get_rows": (*FLOAT_DTYPES, I32),
-    "set_rows": KV_DTYPES,
-    "mul_mat": FLOAT_DTYPES,
-    "mul_mat_id": FLOAT_DTYPES,
-    "attention": KV_DTYPES,
-    "cpy": (*FLOAT_DTYPES, I32),
-    "cont": (*FLOAT_DTYPES, I32),
-    "concat": (F32, I32),
-}
-
 
 def supported_ops(*, is_compiled: bool) -> frozenset[str]:
     """Return every op on every type of its first operand that a graph can have (TRU-1)."""
-    built_in = (op_key(op, t.name) for op in BUILT_IN for t in _FIRST_OPERAND.get(op, (F32,)))
+    built_in = (op_key(op, t.name) for op in BUILT_IN for t in operand_dtypes(OPS[op]))
     library = (op_key(op, F32.name) for op in LIBRARY_WITH_KERNEL if is_compiled)
     return frozenset(built_in) | frozenset(library) | user_op_keys("cpu") | LIBRARY_KEYS
 
 
 def reference_ops(*, is_compiled: bool) -> frozenset[str]:
     """Return the ops of which no node has a compiled kernel, see ``DeviceFacts``."""
-    return LIBRARY_KEYS | (BUILT_IN_WITHOUT_KERNEL if is_compiled else frozenset(BUILT_IN))
+    compiled = BUILT_IN_WITH_KERNEL if is_compiled else frozenset()
+    return LIBRARY_KEYS | (frozenset(BUILT_IN) - compiled)

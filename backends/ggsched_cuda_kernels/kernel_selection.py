@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand, groups_of
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import KV_DTYPES
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
 from ggsched_cuda_kernels.decode.device_sums import (

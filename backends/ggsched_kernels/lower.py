@@ -6,8 +6,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
 from ggsched.backend.user_kernels import user_op_keys
-from ggsched.ir.dtype import F32, I32
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import F32, I32, KV_DTYPES
 from ggsched.topology.caps import op_key
 from ggsched_kernels.arrays import PREFIX as ARRAYS
 from ggsched_kernels.arrays import array_ops, lower_array

@@ -4,8 +4,7 @@ from typing import Final
 
 from ggsched.backend.program import Operand
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import F16, F32, I32
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import F16, F32, I32, KV_DTYPES
 from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, merged, window, window_of
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 

@@ -99,7 +99,7 @@ def user_source(name: str, dialect: Literal["opencl", "cuda"]) -> str:
             declared += [f"{space}unsigned char *p{i}", f"{long} at{i}"]
             passed.append(f"({space}TYPE_{text} *)(p{i} + at{i})")
         else:
-            kind = long if ":" in text else _scalar((op.defaults or {})[text])
+            kind = long if ":" in text else _scalar(op.defaults[text])
             declared.append(f"{kind} a{i}")
             passed.append(f"a{i}")
     words = "typedef unsigned short ushort_t;\ntypedef unsigned char uchar_t;\n"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.timing import Timer
+from ggsched.backend.packed import dequantize
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
@@ -25,7 +26,6 @@ from ggsched_cuda.compiler.driver import compile_text
 from ggsched_cuda_kernels.sources import architecture_of
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import LeafRule, leaf_values
-from ggsched_testing.oracle.dequant import dequantize
 
 SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096))
 DTYPES = (BF16, Q8_0, F32, F16, Q4_0, MXFP4)

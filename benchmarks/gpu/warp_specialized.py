@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ggsched.backend.packed import dequantize
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0, DType
@@ -16,7 +17,6 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
 from ggsched_testing.generators.values import LeafRule, leaf_values
-from ggsched_testing.oracle.dequant import dequantize
 from ggsched_testing.oracle.interpreter import run_oracle
 
 TOLERANCE = 1e-5  # of the norm of a result

@@ -1,6 +1,5 @@
 """Numpy views of operands over host bytes, for plug-ins that compute with numpy."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -9,21 +8,16 @@ import numpy.typing as npt
 from ggsched.backend.program import Operand
 from ggsched.backend.protocols import HostMemory
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import ALL_DTYPES, DType
+from ggsched.ir.dtype import DType
 
 Array = npt.NDArray[Any]
-
-NUMPY_DTYPE: Final[Mapping[str, np.dtype[Any]]] = {
-    dtype.name: np.dtype(dtype.host) for dtype in ALL_DTYPES if not dtype.is_quantized
-}
-"""The numpy type of one element; bf16 as its bits. Quantised types are rows of bytes."""
 
 BYTE: Final = np.dtype(np.uint8)
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the type of the arrays that ``bind`` gives for this element type."""
-    return NUMPY_DTYPE.get(dtype.name, BYTE)
+    """Return the type of the arrays that ``bind`` gives; bf16 as its bits."""
+    return np.dtype(dtype.host)
 
 
 def numpy_shape(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,8 +16,8 @@ def user_op_keys(backend: str | None) -> frozenset[str]:
     return frozenset(
         op_key(op.name, dtype)
         for op in user_ops()
-        if op.user is not None and (backend is None or backend in op.user.kernels)
-        for dtype in op.user.dtypes
+        if backend is None or backend in op.kernels
+        for dtype in op.types[0]
     )
 
 
@@ -27,10 +27,10 @@ def user_kernel(op: str, backend: str) -> Any:
     Raises:
         UsageError: the op is not registered any more, or has no such kernel.
     """
-    user = OPS[op].user if op in OPS else None
-    if user is None or backend not in user.kernels:
+    kernels = OPS[op].kernels if op in OPS else {}
+    if backend not in kernels:
         raise UsageError(f"no kernel for {backend!r}", where=f"op {op!r}")
-    return user.kernels[backend]
+    return kernels[backend]
 
 
 __all__ = ["user_kernel", "user_op_keys"]

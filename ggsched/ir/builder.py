@@ -14,7 +14,7 @@ Each method checks its operands at once and returns a ``Tensor``. Nodes run in t
 calls. Names given by ``with g.scope("blk.0"):`` prefix labels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
@@ -30,6 +30,7 @@ from ggsched.ir.ops import (
     Param,
     access_modes,
     check_axes,
+    infer,
     op_by_name,
     verify_overlap,
     written_operand,
@@ -42,9 +43,10 @@ from ggsched.ir.tensor import (
     span_nbytes,
     verify_window,
 )
+from ggsched.ops import Methods
 
 
-class GraphBuilder:
+class GraphBuilder(Methods):
     """Collects tensors and nodes; ``build`` gives the immutable graph.
 
     All ops raise ``GraphError`` for operands whose types or shapes do not fit, that are of another
@@ -344,587 +346,6 @@ class GraphBuilder:
 
     # --- ops ------------------------------------------------------------------------------
 
-    def get_rows(self, table: Operand, ids: Operand, *, name: str = "") -> Tensor:
-        """Gather rows: ``(V, n)[ids]``; batched if the table has more axes. f32 (or i32).
-
-        Args:
-            table: (V, n), or (batch, V, n); any type. Quantised rows are unpacked.
-            ids: i32, or i32 (batch, T): numbers of rows, in [0, V).
-            name: Label of the node.
-
-        Examples:
-            >>> g.get_rows(w, np.array([3, 1], np.int32)).shape
-            (2, 64)
-        """
-        return self.op("get_rows", table, ids, name=name)
-
-    def set_rows(self, dst: Tensor, src: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
-        """Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other.
-
-        Args:
-            dst: (V, n), of a type that rows can be converted to; no weight.
-            src: f32 (T, n).
-            ids: i32 (T,), in [0, V).
-            name: Label of the node.
-
-        Examples:
-            >>> cache, ids = g.state("rows", (128, 64), "f16"), g.input("at", (4,), "i32")
-            >>> g.set_rows(cache, x, ids).shape  # the whole cache, afterwards
-            (128, 64)
-        """
-        return self.op("set_rows", dst, src, ids, name=name)
-
-    def mul_mat(self, w: Operand, x: Operand, *, name: str = "") -> Tensor:
-        """Return ``x @ w.T`` over the last two axes: w (.., n, k), x (.., m, k) -> (.., m, n).
-
-        Args:
-            w: Any float type, quantised or not.
-            x: f32; its batch axes are multiples of those of ``w``.
-            name: Label of the node.
-
-        Examples:
-            >>> g.mul_mat(w, x).shape
-            (4, 32)
-        """
-        return self.op("mul_mat", w, x, name=name)
-
-    def mul_mat_id(self, w: Tensor, x: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
-        """Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n).
-
-        Args:
-            w: Matrices of E experts, of any float type.
-            x: f32.
-            ids: i32 (T, U), in [0, E).
-            name: Label of the node.
-
-        Examples:
-            >>> experts, ids = g.weight("experts", (8, 32, 64)), g.input("chosen", (4, 2), "i32")
-            >>> g.mul_mat_id(experts, g.reshape(x, 4, 1, 64), ids).shape
-            (4, 2, 32)
-        """
-        return self.op("mul_mat_id", w, x, ids, name=name)
-
-    def add(
-        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
-    ) -> Tensor:
-        """Return ``a + b`` with ``b`` broadcast to ``a``; a number is added as by ``scale``.
-
-        Args:
-            a: f32.
-            b: f32, or a number.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> y = g.add(x, x)
-            >>> g.add(y, 2.0).shape  # as y + 2.0
-            (4, 64)
-        """
-        if _is_operand(b):
-            return self.op("add", a, b, name=name, inplace=inplace)
-        return self.scale(a, 1.0, _number(b), inplace=inplace, name=name)
-
-    def add_id(self, x: Tensor, bias: Tensor, ids: Tensor, *, name: str = "") -> Tensor:
-        """Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U).
-
-        Args:
-            x: f32.
-            bias: f32.
-            ids: i32, in [0, E).
-            name: Label of the node.
-
-        Examples:
-            >>> bias, ids = g.weight("bias", (8, 64)), g.input("of", (4, 1), "i32")
-            >>> g.add_id(g.reshape(x, 4, 1, 64), bias, ids).shape
-            (4, 1, 64)
-        """
-        return self.op("add_id", x, bias, ids, name=name)
-
-    def sub(
-        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
-    ) -> Tensor:
-        """Return ``a - b`` with ``b`` broadcast to ``a``; a number is taken off by ``scale``.
-
-        Args:
-            a: f32.
-            b: f32, or a number.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> y = g.sub(x, x)
-            >>> g.sub(y, 2.0).shape  # as y - 2.0
-            (4, 64)
-        """
-        if _is_operand(b):
-            return self.op("sub", a, b, name=name, inplace=inplace)
-        return self.scale(a, 1.0, -_number(b), inplace=inplace, name=name)
-
-    def mul(
-        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
-    ) -> Tensor:
-        """Return ``a * b`` with ``b`` broadcast to ``a``; a number multiplies as by ``scale``.
-
-        Args:
-            a: f32.
-            b: f32, or a number.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> y = g.mul(x, x)
-            >>> g.mul(y, 2.0).shape  # as y * 2.0
-            (4, 64)
-        """
-        if _is_operand(b):
-            return self.op("mul", a, b, name=name, inplace=inplace)
-        return self.scale(a, _number(b), inplace=inplace, name=name)
-
-    def div(
-        self, a: Operand, b: Operand | float, *, inplace: bool = False, name: str = ""
-    ) -> Tensor:
-        """Return ``a / b`` with ``b`` broadcast to ``a``.
-
-        Of a number the reciprocal multiplies, as by ``scale``, which may differ in the last bit.
-
-        Args:
-            a: f32.
-            b: f32, or a number.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Raises:
-            GraphError: the number is 0, beside what ``op`` raises.
-
-        Examples:
-            >>> y = g.div(x, x)
-            >>> g.div(y, 2.0).shape  # as y / 2.0
-            (4, 64)
-        """
-        if _is_operand(b):
-            return self.op("div", a, b, name=name, inplace=inplace)
-        if not _number(b):
-            raise GraphError("division by 0", where=name or "div")
-        return self.scale(a, 1.0 / _number(b), inplace=inplace, name=name)
-
-    def scale(
-        self, x: Operand, scale: float, bias: float = 0.0, *, inplace: bool = False, name: str = ""
-    ) -> Tensor:
-        """Return ``x * scale + bias``.
-
-        Args:
-            x: f32.
-            scale: Factor.
-            bias: What is added.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.scale(x, 0.5, 1.0).shape
-            (4, 64)
-        """
-        return self.op("scale", x, name=name, scale=scale, bias=bias, inplace=inplace)
-
-    def rms_norm(self, x: Tensor, eps: float = 1e-5, *, name: str = "") -> Tensor:
-        """Return ``x / sqrt(mean(x**2) + eps)`` over the last axis.
-
-        Args:
-            x: f32.
-            eps: Keeps the root away from 0.
-            name: Label of the node.
-
-        Examples:
-            >>> g.rms_norm(x, 1e-6).shape
-            (4, 64)
-        """
-        return self.op("rms_norm", x, name=name, eps=eps)
-
-    def norm(self, x: Tensor, eps: float = 1e-5, *, name: str = "") -> Tensor:
-        """Return ``(x - mean) / sqrt(var + eps)`` over the last axis.
-
-        Args:
-            x: f32.
-            eps: Keeps the root away from 0.
-            name: Label of the node.
-
-        Examples:
-            >>> g.norm(x, 1e-6).shape
-            (4, 64)
-        """
-        return self.op("norm", x, name=name, eps=eps)
-
-    def rope(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        freq_factors: Tensor | None = None,
-        *,
-        name: str = "",
-        **params: Param,
-    ) -> Tensor:
-        """Rotate pairs of x (T, H, D) by its positions (T,); see ``ggsched.ir.rope``.
-
-        Args:
-            x: f32.
-            positions: i32.
-            freq_factors: f32 (D / 2,), by which frequencies are divided.
-            params: ``n_dims``, ``pairing``, ``base`` and those of YaRN.
-            name: Label of the node.
-
-        Examples:
-            >>> heads, at = g.reshape(x, 4, 2, 32), g.input("positions", (4,), "i32")
-            >>> g.rope(heads, at, n_dims=32, base=10000.0).shape
-            (4, 2, 32)
-        """
-        operands = [x, positions] if freq_factors is None else [x, positions, freq_factors]
-        own: dict[str, Param] = {"n_dims": x.shape[-1] if x.shape else 0}
-        own.update(params, freq_factors=freq_factors is not None)
-        return self._apply("rope", operands, name, own)
-
-    def soft_max(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        sinks: Tensor | None = None,
-        *,
-        scale: float = 1.0,
-        name: str = "",
-    ) -> Tensor:
-        """Softmax of ``x * scale + mask`` over the last axis; a sink adds exp(sink) to the sum.
-
-        Args:
-            x: f32.
-            mask: f32, broadcast to ``x``; minus infinity leaves an element out.
-            sinks: f32, one for each index of the third axis from the end.
-            scale: Factor of ``x``.
-            name: Label of the node.
-
-        Examples:
-            >>> g.soft_max(x, scale=0.125).shape
-            (4, 64)
-        """
-        operands = [t for t in (x, mask, sinks) if t is not None]
-        has = {"mask": mask is not None, "sinks": sinks is not None}
-        return self.op("soft_max", *operands, name=name, scale=scale, **has)
-
-    def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        sinks: Tensor | None = None,
-        bounds: Tensor | None = None,
-        scale: float = 1.0,
-        soft_cap: float = 0.0,
-        name: str = "",
-    ) -> Tensor:
-        """Attend from q (T, H, D) to k (N, G, D) and v (N, G, E), returning (T, H, E).
-
-        Head h of q reads head ``h // (H / G)`` of k and v.
-
-        Args:
-            q: Queries.
-            k: Keys, for instance rows of a cache.
-            v: Values, of the type of the keys.
-            mask: f32, broadcast to (H, T, N), added to the logits.
-            sinks: f32 (H,), each one more logit of its head, without a value.
-            bounds: i32 (T, 2): token t sees rows ``bounds[t, 0] <= n < bounds[t, 1]`` only, which
-                states causal and windowed attention in a few bytes.
-            scale: Factor of the products.
-            soft_cap: If positive, logits are ``soft_cap * tanh(logits / soft_cap)``.
-            name: Label of the node.
-
-        Examples:
-            >>> q = g.reshape(x, 4, 2, 32)
-            >>> k, v = g.state("k", (16, 1, 32), "f16"), g.state("v", (16, 1, 32), "f16")
-            >>> g.attention(q, k, v, scale=32**-0.5).shape
-            (4, 2, 32)
-        """
-        operands = [t for t in (k, v, q, mask, sinks, bounds) if t is not None]
-        has = {
-            "mask": mask is not None,
-            "sinks": sinks is not None,
-            "bounds": bounds is not None,
-        }
-        return self.op("attention", *operands, name=name, scale=scale, soft_cap=soft_cap, **has)
-
-    def short_conv(
-        self,
-        state: Tensor,
-        x: Tensor,
-        w: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        *,
-        name: str = "",
-    ) -> tuple[Tensor, Tensor]:
-        """Convolve each channel of x (T, C) with its K taps, along the tokens of a sequence.
-
-        Token t of slot s gets ``sum_j w[c, j] * h[j, c]``, where h are the last K rows of the
-        slot up to t: those of x, before them those in ``state[s]``. A token at position 0 begins
-        a sequence: zeros are before it.
-
-        Args:
-            state: f32 (S, K - 1, C), the last rows of each slot's sequence.
-            x: f32 (T, C).
-            w: f32 (C, K).
-            slots: i32 (T,), which sequence each token belongs to, in the order of its tokens.
-            positions: i32 (T,), number of the token in its sequence.
-            name: Label of the node.
-
-        Returns:
-            The result (T, C) and the state afterwards, both views of what the node computes. The
-            state stays as it is until the second is copied to it.
-
-        Examples:
-            >>> state, taps = g.state("last", (1, 3, 64)), g.weight("taps", (64, 4))
-            >>> slots, at = g.input("slots", (4,), "i32"), g.input("numbers", (4,), "i32")
-            >>> y, after = g.short_conv(state, x, taps, slots, at)
-            >>> y.shape, after.shape
-            ((4, 64), (1, 3, 64))
-        """
-        both = self.op("short_conv", state, x, w, slots, positions, name=name)
-        tokens = x.shape[0]
-        after = self.rows(both, tokens, both.shape[0])
-        return self.rows(both, 0, tokens), self.reshape(after, *state.shape)
-
-    def linear_attention(
-        self,
-        state: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        *,
-        beta: Tensor | None = None,
-        scale: float = 1.0,
-        tiled: bool = False,
-        name: str = "",
-    ) -> tuple[Tensor, Tensor]:
-        """Update a matrix for each head token by token, and read it: gated linear attention.
-
-        For each token t of slot s, in order, with the matrix M (N, P) of its head h:
-        ``M = exp(decay) * M``, then ``M += outer(k, u)``, and the result is ``scale * q @ M``.
-        Without beta u is v (Mamba-2); with it ``u = beta * (v - k @ M)``, the gated delta rule
-        (Yang et al. 2024). At position 0 M begins with zeros, whatever the slot holds.
-
-        Args:
-            state: f32 (S, H, N, P), the matrices.
-            q: f32 (T, G, N), queries; H must be a multiple of G.
-            k: f32 (T, G, N), keys.
-            v: f32 (T, H, P), values.
-            decay: f32 (T, H), logarithms.
-            slots: i32 (T,), which sequence each token belongs to, in the order of its tokens.
-            positions: i32 (T,), number of the token in its sequence.
-            beta: f32 (T, H).
-            scale: Factor of the result.
-            tiled: Head h reads head ``h % G`` of q and k, not ``h // (H / G)``.
-            name: Label of the node.
-
-        Returns:
-            The result (T, H, P) and the state afterwards, both views of what the node computes.
-            The state stays as it is until the second is copied to it.
-
-        Examples:
-            >>> state, heads = g.state("matrices", (1, 2, 32, 32)), g.reshape(x, 4, 2, 32)
-            >>> slots, at = g.input("of_slot", (4,), "i32"), g.input("at_token", (4,), "i32")
-            >>> decay = g.input("decay", (4, 2))
-            >>> y, after = g.linear_attention(state, heads, heads, heads, decay, slots, at)
-            >>> y.shape, after.shape
-            ((4, 2, 32), (1, 2, 32, 32))
-        """
-        operands = [state, q, k, v, decay, slots, positions, *([] if beta is None else [beta])]
-        both = self.op(
-            "linear_attention",
-            *operands,
-            name=name,
-            scale=scale,
-            tiled=tiled,
-            beta=beta is not None,
-        )
-        size = v.size * F32.block_nbytes
-        return self.view(both, v.shape), self.view(both, state.shape, offset=size)
-
-    def silu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``x * sigmoid(x)``.
-
-        Args:
-            x: f32.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.silu(x).shape
-            (4, 64)
-        """
-        return self.op("silu", x, name=name, inplace=inplace)
-
-    def gelu(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return gelu with the tanh approximation.
-
-        Args:
-            x: f32.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.gelu(x).shape
-            (4, 64)
-        """
-        return self.op("gelu", x, name=name, inplace=inplace)
-
-    def sigmoid(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``1 / (1 + exp(-x))``.
-
-        Args:
-            x: f32.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.sigmoid(x).shape
-            (4, 64)
-        """
-        return self.op("sigmoid", x, name=name, inplace=inplace)
-
-    def tanh(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return the hyperbolic tangent.
-
-        Args:
-            x: f32.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.tanh(x).shape
-            (4, 64)
-        """
-        return self.op("tanh", x, name=name, inplace=inplace)
-
-    def softplus(self, x: Tensor, *, inplace: bool = False, name: str = "") -> Tensor:
-        """Return ``log(1 + exp(x))``.
-
-        Args:
-            x: f32.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.softplus(x).shape
-            (4, 64)
-        """
-        return self.op("softplus", x, name=name, inplace=inplace)
-
-    def swiglu(self, gate: Tensor, up: Tensor, *, name: str = "") -> Tensor:
-        """Return ``silu(gate) * up``.
-
-        Args:
-            gate: f32.
-            up: f32, of the shape of ``gate``.
-            name: Label of the node.
-
-        Examples:
-            >>> g.swiglu(x, g.tanh(x)).shape
-            (4, 64)
-        """
-        return self.op("swiglu", gate, up, name=name)
-
-    def swiglu_oai(
-        self, gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, name: str = ""
-    ) -> Tensor:
-        """Return ``g * sigmoid(alpha * g) * (u + 1)``, g capped by limit, u on both sides.
-
-        Args:
-            gate: f32.
-            up: f32, of the shape of ``gate``.
-            alpha: Factor inside of the sigmoid.
-            limit: Largest magnitude of the operands.
-            name: Label of the node.
-
-        Examples:
-            >>> g.swiglu_oai(x, g.tanh(x)).shape
-            (4, 64)
-        """
-        return self.op("swiglu_oai", gate, up, name=name, alpha=alpha, limit=limit)
-
-    def argsort(self, x: Tensor, *, descending: bool = False, name: str = "") -> Tensor:
-        """Return the i32 order of the last axis; equal elements keep their order.
-
-        Args:
-            x: f32.
-            descending: Largest first.
-            name: Label of the node.
-
-        Examples:
-            >>> g.argsort(x).dtype.name
-            'i32'
-        """
-        return self.op("argsort", x, name=name, descending=descending)
-
-    def top_k(self, x: Tensor, k: int, *, name: str = "") -> Tensor:
-        """Return i32 indices of the k largest of the last axis, largest first, ties by index.
-
-        Args:
-            x: f32.
-            k: At most the extent of the last axis.
-            name: Label of the node.
-
-        Examples:
-            >>> g.top_k(x, 8).shape
-            (4, 8)
-        """
-        return self.op("top_k", x, name=name, k=k)
-
-    def sum_rows(self, x: Tensor, *, name: str = "") -> Tensor:
-        """Return the sum over the last axis, which becomes 1.
-
-        Args:
-            x: f32.
-            name: Label of the node.
-
-        Examples:
-            >>> g.sum_rows(x).shape
-            (4, 1)
-        """
-        return self.op("sum_rows", x, name=name)
-
-    def clamp(
-        self, x: Tensor, low: float, high: float, *, inplace: bool = False, name: str = ""
-    ) -> Tensor:
-        """Return ``x`` limited to ``[low, high]``.
-
-        Args:
-            x: f32.
-            low: Least element of the result.
-            high: Largest one.
-            inplace: The result takes the place of the first operand, which is lost.
-            name: Label of the node.
-
-        Examples:
-            >>> g.clamp(x, -1.0, 1.0).shape
-            (4, 64)
-        """
-        return self.op("clamp", x, name=name, min=low, max=high, inplace=inplace)
-
-    def cpy(self, src: Tensor, dst: Tensor, *, name: str = "") -> Tensor:
-        """Copy ``src`` into the bytes of ``dst``, converting; the result is ``dst``.
-
-        Args:
-            src: Of any type that can be converted.
-            dst: Of the same shape; no weight.
-            name: Label of the node.
-
-        Examples:
-            >>> half = g.state("half", (4, 64), "f16")
-            >>> g.cpy(x, half).dtype.name
-            'f16'
-        """
-        return self.op("cpy", src, dst, name=name)
-
     def cont(self, x: Tensor, dtype: DType | str | None = None, *, name: str = "") -> Tensor:
         """Return a fresh contiguous copy, converted if a type is given.
 
@@ -938,35 +359,6 @@ class GraphBuilder:
             True
         """
         return self.op("cont", x, name=name, dtype=_dtype(dtype).name if dtype is not None else "")
-
-    def concat(self, a: Tensor, b: Tensor, axis: int = 0, *, name: str = "") -> Tensor:
-        """Join two tensors along an axis.
-
-        Args:
-            a: f32 or i32.
-            b: Of the same type and, but for the axis, the same shape.
-            axis: Negative ones count from the end.
-            name: Label of the node.
-
-        Examples:
-            >>> g.concat(x, x, axis=1).shape
-            (4, 128)
-        """
-        return self.op("concat", a, b, name=name, axis=axis)
-
-    def repeat(self, x: Tensor, shape: Sequence[int], *, name: str = "") -> Tensor:
-        """Tile ``x`` to ``shape``, a multiple of its own on each axis.
-
-        Args:
-            x: f32.
-            shape: Extents of the result.
-            name: Label of the node.
-
-        Examples:
-            >>> g.repeat(x, (8, 64)).shape
-            (8, 64)
-        """
-        return self.op("repeat", x, name=name, shape=_extents(x.name, shape))
 
     def op(
         self,
@@ -996,6 +388,38 @@ class GraphBuilder:
         """
         return self._apply(op_name, operands, name, {"inplace": inplace, **params})
 
+    def op_with_number(
+        self,
+        op_name: str,
+        scaled: Callable[[float], tuple[float, float]],
+        a: Any,
+        b: Any,
+        **more: Any,
+    ) -> Tensor:
+        """Add a node of an op whose second operand may be a number; the method ``add`` calls this.
+
+        Args:
+            op_name: Of the op.
+            scaled: Returns factor and summand of ``scale``, which takes the place of the op.
+            a: First operand.
+            b: Second operand, or a number.
+            more: ``inplace`` and ``name``.
+
+        Raises:
+            GraphError: neither a tensor nor a number, a division by 0, or what ``op`` raises.
+
+        Examples:
+            >>> g.op_with_number("add", lambda n: (1.0, n), x, 2.0).shape
+            (4, 64)
+        """
+        if _is_operand(b):
+            return self.op(op_name, a, b, **more)
+        try:
+            factor, summand = scaled(_number(b))
+        except ZeroDivisionError:
+            raise GraphError("division by 0", where=more.get("name") or op_name) from None
+        return self.scale(a, factor, summand, **more)
+
     # --- helpers ---------------------------------------------------------------------------
 
     def _apply(
@@ -1008,7 +432,7 @@ class GraphBuilder:
         op = op_by_name(op_name)
         given = canonical_params(op, params)
         operands = self._operands(op, given, given_operands)
-        dtype, shape = op.infer(operands, op.full(given))
+        dtype, shape = infer(op, operands, op.full(given))
         check_axes(op, operands, shape)
         label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
         through = written_operand(op, given)

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 
 from ggsched.errors import GraphError
 from ggsched.ir.dtype import ARRAY_DTYPES, BOOL, F32, F64, I32, I64, DType
-from ggsched.ir.ops import OpDef, Params
+from ggsched.ir.ops import OpDef, Params, infer
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides, span_nbytes
 
 
@@ -181,7 +181,7 @@ def fitted(
             inexact = inexact or error
             continue
         try:
-            op.infer([t.as_tensor() if isinstance(t, Constant) else t for t in found], params)
+            infer(op, [t.as_tensor() if isinstance(t, Constant) else t for t in found], params)
         except GraphError as error:
             refused = error
             continue

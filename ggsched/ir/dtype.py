@@ -120,6 +120,9 @@ ARRAY_DTYPES: Final = (F32, F16, F64, I64, I32, I16, I8, U64, U32, U16, U8, BOOL
 
 ALL_DTYPES: Final = (*GGUF_DTYPES, *(t for t in ARRAY_DTYPES if t not in GGUF_DTYPES))
 FLOAT_DTYPES: Final = (F32, F16, BF16, *QUANTIZED_DTYPES)
+KV_DTYPES: Final = (F32, F16, BF16, Q8_0)
+"""Types of keys and values that attention reads, and of rows that ``set_rows`` writes."""
+
 _BY_NAME: Final = {dtype.name: dtype for dtype in ALL_DTYPES}
 
 

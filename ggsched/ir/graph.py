@@ -17,6 +17,7 @@ from ggsched.ir.ops import (
     Params,
     access_modes,
     check_axes,
+    infer,
     op_by_name,
     verify_overlap,
     written_operand,
@@ -74,7 +75,7 @@ class Node:
         """
         if name in self.params:
             return self.params[name]
-        return (op_by_name(self.op).defaults or {})[name]
+        return op_by_name(self.op).defaults[name]
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -298,7 +299,7 @@ def _verify_call(graph: Graph, n: Node, operands: list[Tensor], result: Tensor) 
         )
     check_arity(op, n.params, len(operands))
     params = op.full(n.params)
-    dtype, shape = op.infer(operands, params)
+    dtype, shape = infer(op, operands, params)
     check_axes(op, operands, shape)
     if (result.dtype, result.shape) != (dtype, shape):
         raise GraphError(f"the result must be {dtype}{list(shape)}", where=graph.label(n))

@@ -17,7 +17,7 @@ def canonical_params(op: OpDef, given: Mapping[str, object]) -> dict[str, Param]
         GraphError: an unknown parameter, a value of another type, NaN (which equals nothing, not
             even itself), or ``inplace`` for an op that cannot.
     """
-    defaults = op.defaults or {}
+    defaults = op.defaults
     out: dict[str, Param] = {}
     for name, value in given.items():
         if name == "inplace":
@@ -53,7 +53,10 @@ def _like(op: str, name: str, value: object, default: Param) -> Param:
     except (TypeError, ValueError, OverflowError):
         plain = None
     if plain is None or plain != plain:
-        kind = "a tuple of int" if isinstance(default, tuple) else type(default).__name__
+        if isinstance(default, tuple):
+            what = f"{value!r} of parameter {name} are not whole numbers"
+            raise GraphError(what, where=op, hint="write a tuple, as in (4, 64)")
+        kind = type(default).__name__
         raise GraphError(f"parameter {name}={value!r} must be {kind}, not NaN", where=op)
     return plain
 
@@ -71,7 +74,7 @@ def check_arity(op: OpDef, params: Mapping[str, Param], given: int) -> None:
         if given < len(op.operands):
             raise GraphError(f"takes {', '.join(op.operands)}, not {given}", where=op.name)
         return
-    wanted = sum(1 for o in op.operands if not o.endswith("?") or full.get(o[:-1]))
+    wanted = len(op.present(full))
     if given != wanted:
         raise GraphError(
             f"takes {wanted} operands ({', '.join(op.operands)}), not {given}", where=op.name

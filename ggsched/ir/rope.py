@@ -10,7 +10,8 @@ Peng et al. 2023 (arXiv 2309.00071), with the parameters that llama.cpp uses.
 import math
 from collections.abc import Mapping
 
-from ggsched.ir.ops import OPS, Param
+from ggsched.ops.record import Param
+from ggsched.ops.rope import ROPE_DEFAULTS
 
 
 def rope_table(params: Mapping[str, Param]) -> tuple[list[float], float]:
@@ -19,8 +20,7 @@ def rope_table(params: Mapping[str, Param]) -> tuple[list[float], float]:
     Frequency factors, if the node has that operand, divide the inverse frequencies *before*
     scaling; with ``ext_factor`` 0 that is the same as dividing these numbers.
     """
-    defaults = OPS["rope"].defaults or {}
-    value = {**defaults, **params}
+    value = {**ROPE_DEFAULTS, **params}
     n_dims = int(_number(value["n_dims"]))
     base, scale = _number(value["base"]), _number(value["freq_scale"])
     ext, magnitude = _number(value["ext_factor"]), _number(value["attn_factor"])

@@ -14,8 +14,9 @@ from typing import Final
 from ggsched.errors import GraphError
 from ggsched.ir.dtype import DType
 from ggsched.ir.operators import Builder, Operators
+from ggsched.ops.record import ARRAY_AXES
 
-MAX_AXES = 8
+MAX_AXES: Final = ARRAY_AXES
 
 KNOWN: Final = 4096
 """How many windows, and calls of ops, are remembered: layers of a model have the same ones."""

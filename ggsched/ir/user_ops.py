@@ -21,11 +21,10 @@ from typing import Any, Final, Literal
 from ggsched.errors import GraphError, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.decompositions import Decomposition, apply_decomposition
-from ggsched.ir.dtype import DType, dtype_by_name
-from ggsched.ir.ops import BUILT_IN, OPS, OpDef, UserOp, define, undefine
+from ggsched.ir.dtype import dtype_by_name
+from ggsched.ir.ops import BUILT_IN, OPS, OpDef, Param, broadcasts_to, define, undefine
 from ggsched.ir.params import canonical_params
-from ggsched.ir.shapes import Param, Params, ShapeRule, broadcasts_to, fail
-from ggsched.ir.tensor import Tensor
+from ggsched.ops.record import Misfit, Operand, Rule, need
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -171,21 +170,25 @@ def register_op(
     for i in (*in_place, *(rows or ())):
         if not 0 <= i < len(names):
             raise UsageError(f"there is no operand {i}", where=where)
-    user = UserOp(
-        version,
-        types[0],
+    op = OpDef(
+        name,
+        names,
+        _rule(shape, dtype),
         reference,
-        dict(kernels or {}),
-        flops,
-        tuple(samples),
-        magnitude,
-        decompose,
+        types,
+        may_overwrite=tuple(in_place),
+        defaults=dict(params or {}),
+        rows=rows,
+        flops=flops,
+        decompose=decompose,
+        bound=_bound(magnitude) if magnitude is not None else None,
+        version=version,
+        kernels=dict(kernels or {}),
+        samples=tuple(samples),
     )
-    infer = _rule(name, types, shape, dtype)
-    op = OpDef(name, names, infer, None, False, tuple(in_place), dict(params or {}), rows, user)
-    for backend, kernel in user.kernels.items():
+    for backend, kernel in op.kernels.items():
         _check_kernel(where, backend, kernel, op)
-    _check_samples(where, op, types)
+    _check_samples(where, op)
     _check_decomposition(where, op, types)
     define(op)
 
@@ -212,13 +215,7 @@ def unregister_op(name: str) -> None:
 
 def user_ops() -> tuple[OpDef, ...]:
     """Return the definitions of all user-defined ops."""
-    return tuple(op for op in OPS.values() if op.user is not None)
-
-
-def operand_types(op: OpDef) -> dict[str, tuple[str, ...]]:
-    """Return the element types of each operand of a user-defined op."""
-    assert isinstance(op.infer, _Rule)
-    return dict(zip(op.operands, op.infer.types, strict=True))
+    return tuple(op for op in OPS.values() if op.version)
 
 
 def _operands(
@@ -243,56 +240,49 @@ def _operands(
     return tuple(names), tuple(types)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """The shape rule of a user-defined op."""
+def _rule(shape: Callable[..., Sequence[int]] | None, dtype: DTypeRule) -> Rule:
+    """Return the rule for type and shape of a user-defined op."""
 
-    name: str
-    types: tuple[tuple[str, ...], ...]
-    shape: Callable[..., Sequence[int]] | None
-    dtype: DTypeRule
-
-    def __call__(self, x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
-        for i, (t, allowed) in enumerate(zip(x, self.types, strict=True)):
-            if t.dtype.name not in allowed:
-                raise fail(self.name, f"operand {i} must be {' or '.join(allowed)}", x)
+    def rule(x: Sequence[Operand], **params: Param) -> tuple[str, Sequence[int]]:
         shapes = [t.shape for t in x]
-        if self.shape is None:
-            if not all(broadcasts_to(s, shapes[0]) for s in shapes[1:]):
-                raise fail(self.name, "operands do not broadcast to operand 0", x)
-            shape = shapes[0]
+        if shape is None:
+            fits = all(broadcasts_to(s, shapes[0]) for s in shapes[1:])
+            need(fits, "operands do not broadcast to operand 0")
+            found: Any = shapes[0]
         else:
-            shape = self._call(self.shape, x, shapes, params)
-        kind = self.dtype
+            found = _told(shape, shapes, params)
+        kind = dtype
         if not isinstance(kind, str):
-            kind = str(self._call(kind, x, [t.dtype.name for t in x], params))
-        dtype = dtype_by_name(kind)
-        if dtype.is_quantized or dtype.name == "bf16":
-            raise fail(self.name, f"the result cannot be {dtype}", x, "f32, f16 or i32")
-        sizes: tuple[Any, ...] = tuple(shape)
-        if not all(isinstance(n, int) and n >= 0 for n in sizes):
-            raise fail(self.name, f"its shape rule returned {sizes!r}", x)
-        return dtype, sizes
+            kind = str(_told(kind, [t.dtype.name for t in x], params))
+        result = dtype_by_name(kind)
+        can_be = not result.is_quantized and result.name != "bf16"
+        need(can_be, f"the result cannot be {result}", "f32, f16 or i32")
+        fits = all(isinstance(n, int) and n >= 0 for n in found)
+        need(fits, f"its shape rule returned {found!r}")
+        return kind, found
 
-    def _call(
-        self, rule: Callable[..., Any], x: Sequence[Tensor], given: Sequence[Any], params: Params
-    ) -> Any:
-        try:
-            found = rule(*given, **params)
-            return found if isinstance(found, str) else tuple(found)
-        except GraphError:
-            raise
-        except Exception as error:
-            raise fail(self.name, f"{type(error).__name__}: {error}", x) from error
+    return rule
 
 
-def _rule(
-    name: str,
-    types: tuple[tuple[str, ...], ...],
-    shape: Callable[..., Sequence[int]] | None,
-    dtype: DTypeRule,
-) -> ShapeRule:
-    return _Rule(name, types, shape, dtype)
+def _told(rule: Callable[..., Any], given: Sequence[Any], params: Mapping[str, Param]) -> Any:
+    try:
+        found = rule(*given, **params)
+        return found if isinstance(found, str) else tuple(found)
+    except GraphError:
+        raise
+    except Exception as error:
+        raise Misfit(f"{type(error).__name__}: {error}") from error
+
+
+def _bound(magnitude: Callable[..., float]) -> Callable[..., tuple[float, float]]:
+    """Return bounds of a result whose errors are at most a few times those of its operands."""
+
+    def bound(*given: float, **_: Param) -> tuple[float, float]:
+        count = len(given) // 2
+        mag = float(magnitude(*given[:count]))
+        return mag, 4 * sum(given[count:]) + 8 * mag
+
+    return bound
 
 
 def _check_kernel(where: str, backend: str, kernel: Any, op: OpDef) -> None:
@@ -312,21 +302,20 @@ def _check_kernel(where: str, backend: str, kernel: Any, op: OpDef) -> None:
         if head in ("size", "extent") and rest:
             target = rest.partition(":")[0]
         else:
-            target = "out" if text in (op.defaults or {}) else text
+            target = "out" if text in (op.defaults) else text
         if target not in known:
             raise UsageError(
                 f"argument {text!r} of the kernel for {backend!r} is not known",
                 where=where,
                 hint=f"operands: {', '.join(op.operands)}, out; size:NAME, extent:NAME:AXIS; "
-                f"parameters: {', '.join(op.defaults or {}) or 'none'}",
+                f"parameters: {', '.join(op.defaults) or 'none'}",
             )
 
 
-def _check_samples(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> None:
-    assert op.user is not None
-    if not op.user.samples:
+def _check_samples(where: str, op: OpDef) -> None:
+    if not op.samples:
         raise UsageError("it needs a sample, for its tests", where=where, hint="samples=[Sample()]")
-    for sample in op.user.samples:
+    for sample in op.samples:
         if len(sample.shapes) != len(op.operands):
             raise UsageError(
                 f"a sample has {len(sample.shapes)} shapes for {len(op.operands)} operands",
@@ -339,10 +328,9 @@ def _check_samples(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> Non
 
 def _check_decomposition(where: str, op: OpDef, types: Sequence[Sequence[str]]) -> None:
     """Refuse a decomposition that gives another type or shape for a sample, or is not one."""
-    assert op.user is not None
-    if op.user.decompose is None:
+    if op.decompose is None:
         return
-    for sample in op.user.samples:
+    for sample in op.samples:
         g = GraphBuilder(op.name)
         operands = [
             g.input(name, tuple(shape), kinds[0])
@@ -358,7 +346,6 @@ def _check_decomposition(where: str, op: OpDef, types: Sequence[Sequence[str]]) 
 __all__ = [
     "Sample",
     "SourceKernel",
-    "operand_types",
     "register_op",
     "unregister_op",
     "user_ops",

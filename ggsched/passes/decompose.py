@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.decompositions import apply_decomposition, decomposition_of
+from ggsched.ir.decompositions import apply_decomposition
 from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.ops import op_by_name, written_operand
 from ggsched.ir.tensor import Role
@@ -47,7 +47,7 @@ def decomposable(graph: Graph, topology: Topology) -> Topology:
     """
     tensors = graph.tensors
     keys = {(n.op, tensors[n.inputs[0]].dtype.name) for n in graph.nodes}
-    keys = {key for key in keys if decomposition_of(op_by_name(key[0])) is not None}
+    keys = {key for key in keys if op_by_name(key[0]).decompose is not None}
     devices = []
     for facts in topology.devices:
         missing = {key for key in keys if not offers(facts.ops, *key)}
@@ -136,7 +136,7 @@ class _Decomposer:
     def decomposed(self, node: Node) -> Sequence[Node]:
         """Return the nodes that a node is decomposed into, the last of which gives its result."""
         op = op_by_name(node.op)
-        if decomposition_of(op) is None:
+        if op.decompose is None:
             raise GraphError("it has no decomposition", where=node.op)
         g, first = self.g, len(self.g.nodes)
         operands = [g.tensors[t] for t in node.inputs]

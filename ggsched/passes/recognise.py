@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from ggsched.ir.dtype import KV_DTYPES
 from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.ops import access_modes, op_by_name
 from ggsched.ir.params import canonical_params
-from ggsched.ir.shapes import KV_DTYPES
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
 from ggsched.passes.streams.fuse import Uses
 from ggsched.topology.caps import op_key

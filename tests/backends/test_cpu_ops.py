@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggsched.backend.packed import dequantize
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, FLOAT_DTYPES, I32, MXFP4
@@ -13,7 +14,6 @@ from ggsched_cpu.supported import supported_ops
 from ggsched_testing.eager import run_direct
 from ggsched_testing.generators.strategies import graphs, seeds
 from ggsched_testing.generators.values import LeafRule, random_blocks, values_for
-from ggsched_testing.oracle.dequant import dequantize
 from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends import against_oracle
 from tests.backends.against_oracle import tame, whole

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("llvmlite.binding")
 
+from ggsched.backend.packed import dequantize
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, Q4_K, Q5_0, Q6_K, Q8_0, QUANTIZED_DTYPES
 from ggsched_cpu import native
@@ -19,7 +20,6 @@ from ggsched_cpu.kernels.int_dot import correction_factor, rounded_nbytes
 from ggsched_cpu.kernels.library import Library
 from ggsched_cpu.kernels.target import AVX2, AVX512, Target
 from ggsched_testing.generators.values import random_blocks
-from ggsched_testing.oracle.dequant import dequantize
 from tests.backends import against_oracle
 
 AVX_VNNI = Target(AVX2.triple, "alderlake", f"{AVX2.features},+avxvnni")

@@ -6,7 +6,7 @@ import pytest
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, I32
 from ggsched.ir.ops import OPS
-from ggsched.ir.shapes import BINARY, GATED, UNARY
+from ggsched.ops.elementwise import BINARY, GATED, UNARY
 from ggsched_testing.generators.values import DrawnGraph, LeafRule, values_for
 from tests.backends.against_oracle import whole
 from tests.backends.test_cpu_ops import check

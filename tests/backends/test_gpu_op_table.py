@@ -1,7 +1,6 @@
 """Which ops of the library have no kernel on GPUs, by types: a table that may only shrink."""
 
-from ggsched.oplib import library
-from ggsched.oplib.declare import TYPES
+from ggsched.ops.nd import library
 from ggsched.topology.caps import offers
 from ggsched_kernels import supported_ops
 
@@ -41,7 +40,7 @@ def missing(backend):
     ops = supported_ops(backend, has_f64=True)
     found: dict[str, list[str]] = {}
     for name in sorted(library()):
-        types = " ".join(t for t in TYPES[name] if not offers(ops, name, t))
+        types = " ".join(t for t in library()[name].types[0] if not offers(ops, name, t))
         if types:
             found.setdefault(types, []).append(name.removeprefix("nd."))
     return {types: " ".join(names) for types, names in found.items()}

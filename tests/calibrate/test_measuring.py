@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ggsched.backend.base import BaseDevice, host_facts
+from ggsched.backend.packed import dequantize
 from ggsched.backend.registry import open_devices
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import fit_link
@@ -14,7 +15,6 @@ from ggsched.calibrate.machine import calibrate
 from ggsched.calibrate.workload import Bench, fill
 from ggsched.ir.dtype import FLOAT_DTYPES
 from ggsched.topology.cost import ELEMENTS, HOST
-from ggsched_testing.oracle.dequant import dequantize
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import cpu_device
 

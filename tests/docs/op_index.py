@@ -10,9 +10,8 @@ from pathlib import Path
 
 from ggsched.ir.dtype import ALL_DTYPES, ARRAY_DTYPES, QUANTIZED_DTYPES
 from ggsched.ir.fusion import PATTERNS
-from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS
-from ggsched.oplib import library
-from ggsched.oplib.declare import TYPES
+from ggsched.ir.ops import BUILT_IN, LIBRARY_KEYS, OPS, operand_dtypes
+from ggsched.ops.nd import library
 from ggsched_cpu import supported as cpu
 from ggsched_cuda_kernels.kernel_selection import fusions_of
 from ggsched_kernels import CPU, GPU, supported_fusions, supported_ops, warp_profile
@@ -55,7 +54,7 @@ def kernels(backend: str, op: str) -> set[str]:
 
 def types_of(op: str) -> set[str]:
     """Return the types that an op's first operand can have."""
-    return set(TYPES[op]) if op in TYPES else kernels("cpu", op)  # which has them all (TRU-1)
+    return {t.name for t in operand_dtypes(OPS[op])}
 
 
 def _lines() -> Iterator[str]:
@@ -80,7 +79,7 @@ def _ops(names: Collection[str]) -> Iterator[str]:
     yield "|" + " --- |" * len(columns)
     for name in names:
         op, types = OPS[name], types_of(name)
-        params = ", ".join(f"`{k}={v!r}`" for k, v in (op.defaults or {}).items())
+        params = ", ".join(f"`{k}={v!r}`" for k, v in op.defaults.items())
         groups = ", ".join(f"`{p.name}`" for p in PATTERNS.values() if name in p.ops)
         found = (_types(kernels(backend, name) & types, types) for backend in KEYS)
         operands = ", ".join(op.operands).replace("*", "\\*")

@@ -15,7 +15,7 @@ import pytest
 
 PACKAGES = (
     "ggsched", "ggsched_task", "ggsched_import.onnx", "ggsched_import.torch",
-    "ggsched.ir", "ggsched_llm.session", "ggsched.oplib", "ggsched.passes", "ggsched.sanitize",
+    "ggsched.ir", "ggsched_llm.session", "ggsched.ops.nd", "ggsched.passes", "ggsched.sanitize",
 )  # fmt: skip
 """Of which each public name is looked at."""
 
@@ -39,7 +39,9 @@ def public():
                 continue
             if inspect.isclass(thing):
                 found[path] = (thing, None)
-                for method, value in vars(thing).items():
+                for method, value in inspect.getmembers(thing):
+                    if method not in vars(thing) and not hasattr(value, "record"):
+                        continue  # inherited, and not made from the record of an op
                     bare = getattr(value, "__func__", value)
                     if not method.startswith("_") and inspect.isfunction(bare):
                         found[f"{path}.{method}"] = (bare, thing)

@@ -4,7 +4,7 @@ import pytest
 
 from ggsched.backend.registry import discover
 from ggsched.ir.ops import BUILT_IN
-from ggsched.oplib import library
+from ggsched.ops.nd import library
 from tests.docs.op_index import GROUPS, KEYS, filled, kernels
 from tests.meta.repository import ROOT, name_of
 

@@ -24,7 +24,7 @@ from tests.kernels.array_expressions import expressions
 
 
 def test_every_op_with_a_kernel_is_in_the_library():
-    from ggsched.oplib import library
+    from ggsched.ops.nd import library
 
     names = {key.partition(":")[0] for key in array_ops(has_f64=True)}
     assert names <= set(library())

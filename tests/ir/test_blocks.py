@@ -9,10 +9,10 @@ from gguf import quants as gguf_quants
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggsched.backend.packed import decode_layout, encoder_of, quantize
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32, Q4_K, QUANTIZED_DTYPES
 from ggsched.ir.layouts import LAYOUTS
-from ggsched_testing.oracle.dequant import decode_layout, encoder_of, quantize
 
 ENCODED = [t for t in QUANTIZED_DTYPES if encoder_of(t)]
 SEEDS = st.integers(0, 2**32 - 1)

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggsched.backend.packed import quantize
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
@@ -28,7 +29,6 @@ from ggsched_kernels import CODE, FAULT, Constant, warp_profile
 from ggsched_kernels.calls import ArgPlaceholder, CodeOf
 from ggsched_testing.allowance import rounding_allowances
 from ggsched_testing.eager import bound_nodes
-from ggsched_testing.oracle.dequant import quantize
 from ggsched_testing.oracle.interpreter import run_oracle
 from tests.kernels.nvrtc import NEEDS_BINDINGS, OPTIMISES
 from tests.kernels.test_cuda_on_host import CONVERSIONS

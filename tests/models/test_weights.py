@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
+from ggsched.backend.arrays import numpy_dtype, numpy_shape
+from ggsched.backend.packed import dequantize, encoder_of
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, InternalError, ModelError, UsageError
@@ -12,7 +14,6 @@ from ggsched.ir.dtype import BF16, F16, F32, QUANTIZED_DTYPES
 from ggsched_llm import weights
 from ggsched_llm.load import load_model, weight_array
 from ggsched_llm.session import Session, SessionOptions
-from ggsched_testing.oracle.dequant import HOST_DTYPE, dequantize, encoder_of, host_shape
 from tests.models.helpers import (
     ORACLE,
     Runner,
@@ -42,8 +43,8 @@ def test_packed_keeps_the_type_and_copies_nothing(tmp_path, dtype):
     array = weight_array(model, MATRIX)
     assert np.shares_memory(array, model.file.data)
     assert not array.flags.writeable
-    assert array.dtype == HOST_DTYPE[dtype.name]
-    assert array.shape == host_shape(dtype, model.spec.weights[MATRIX].shape)
+    assert array.dtype == numpy_dtype(dtype)
+    assert array.shape == numpy_shape(dtype, model.spec.weights[MATRIX].shape)
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

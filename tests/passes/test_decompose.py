@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.errors import PlanError, UsageError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.decompositions import DECOMPOSITIONS
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.graph import verify_graph
-from ggsched.ir.ops import BUILT_IN
+from ggsched.ir.ops import BUILT_IN, OPS
 from ggsched.ir.user_ops import Sample, register_op
 from ggsched.passes.decompose import decomposable, decompose_nodes
 from ggsched.passes.decomposed_plan import decomposed_plan
@@ -32,6 +31,7 @@ from ggsched_testing.oracle.interpreter import run_oracle
 from tests.passes.machines import device, machine
 from tests.support.verified_plans import verified_plan
 
+DECOMPOSITIONS = tuple(op for op in BUILT_IN if OPS[op].decompose is not None)
 OTHERS = tuple(op for op in BUILT_IN if op not in ("linear_attention", "short_conv"))
 DRAWN = graphs(ops=(*DECOMPOSITIONS, *DECOMPOSITIONS, *OTHERS))
 """Random graphs, mostly of what can be decomposed."""
@@ -95,7 +95,7 @@ class TestMeaning:
     @pytest.mark.parametrize("tokens", [1, 5])
     def test_attention_by_blocks_of_queries(self, monkeypatch, kind, tokens):
         two_queries = 2 * 4 * 40 * 4
-        monkeypatch.setattr("ggsched.ir.decompositions.SCORES_NBYTES", two_queries)
+        monkeypatch.setattr("ggsched.ops.attention.SCORES_NBYTES", two_queries)
         g, dtype = GraphBuilder(), dtype_by_name(kind)
         k, v = (g.weight(n, (40, 2, 32), dtype) for n in "kv")
         q, mask = g.input("q", (tokens, 4, 32)), g.input("mask", (4, tokens, 40))
@@ -216,7 +216,7 @@ class TestWhere:
             rows = 3 * tokens * 8 * 16 * 4 + 2 * 512 * 8 * 16 * 4
             return sum(a.nbytes for a in plan.memory.arenas if a.device == 0) - rows
 
-        monkeypatch.setattr("ggsched.ir.decompositions.SCORES_NBYTES", 64 * 8 * 512 * 4)
+        monkeypatch.setattr("ggsched.ops.attention.SCORES_NBYTES", 64 * 8 * 512 * 4)
         assert scores(512) < 3 * 64 * 8 * 512 * 4
         assert scores(1024) < 1.5 * scores(512)
 

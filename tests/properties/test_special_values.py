@@ -9,8 +9,7 @@ from ggsched import GraphBuilder, Scheduler
 from ggsched.errors import PlanError
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.tensor import Role
-from ggsched.oplib import library
-from ggsched.oplib.declare import TYPES
+from ggsched.ops.nd import library
 from ggsched_testing.conformance.special_graphs import ELEMENTS, special_graphs
 from ggsched_testing.generators.special_values import SPECIAL
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -85,7 +84,7 @@ def call(rng, op, kind):
     if name in ("matmul", "matmul_i32"):
         return [(kind, n), (kind, (COLUMNS, 3))], {}
     if name == "cast":
-        return [(kind, n)], {"to": str(rng.choice([*TYPES["nd.copy"]]))}
+        return [(kind, n)], {"to": str(rng.choice([*library()["nd.copy"].types[0]]))}
     fixed = {
         "top_k": ([(kind, n)], {"k": 3, "axis": axis, "largest": flag}),
         "normalize": ([(kind, n)], {"axes": (axis,)}),
@@ -123,7 +122,7 @@ def test_ops_of_the_library_on_opencl(opencl, name, seed):
 def compare(scheduler, name, seed):
     """Run an op on special elements of some type, and compare with the oracle."""
     rng, op = np.random.default_rng(seed), library()[name]
-    kind = str(rng.choice([t for t in TYPES[name] if t in FEW_TYPES]))
+    kind = str(rng.choice([t for t in library()[name].types[0] if t in FEW_TYPES]))
     operands, params = call(rng, op, kind)
     g, values, tensors = GraphBuilder(), {}, []
     for i, (dtype, shape) in enumerate(operands):

@@ -5,9 +5,10 @@ from gguf.quants import dequantize as gguf_dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggsched.backend.arrays import numpy_shape
+from ggsched.backend.packed import dequantize
 from ggsched.errors import GraphError, UsageError
 from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, MXFP4, Q4_0, Q8_0
-from ggsched_testing.oracle.dequant import dequantize, host_shape
 
 PACKED = [t for t in FLOAT_DTYPES if t is not F32]
 
@@ -57,8 +58,8 @@ def test_bf16_by_hand():
     ("dtype", "shape", "host"),
     [(F32, (2, 3), (2, 3)), (Q8_0, (2, 64), (2, 68)), (BF16, (), ()), (Q4_0, (32,), (18,))],
 )
-def test_host_shape(dtype, shape, host):
-    assert host_shape(dtype, shape) == host
+def test_numpy_shape(dtype, shape, host):
+    assert numpy_shape(dtype, shape) == host
 
 
 @pytest.mark.parametrize(

@@ -6,22 +6,34 @@ f32 and up to four axes; the result is the same within rounding.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32
-from ggsched.ir.ops import BUILT_IN_AXES
-from ggsched.ir.shapes import broadcasts_to
+from ggsched.ir.ops import BUILT_IN_AXES, broadcasts_to
 from ggsched.ir.tensor import Tensor
+from ggsched.ops.elementwise import ELEMENTWISE
 
 Operand = Tensor | np.ndarray[Any, np.dtype[Any]]
 """A tensor, or the elements of a constant."""
 
 ToTensor = Callable[[Operand], Tensor]
 
-_SAME: Final = {"sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "gelu_tanh": "gelu"}
+_SAME: Final = {op.array: op.name for op in ELEMENTWISE if op.array}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of an op of the library, see ``built_in``."""
+
+    g: GraphBuilder
+    tensor: ToTensor
+    name: str
+    x: Sequence[Operand]
+    params: dict[str, Any]
 
 
 def built_in(
@@ -38,7 +50,7 @@ def built_in(
     """
     rule = _RULES.get(name)
     fits = all(_is_f32(v) and len(v.shape) <= BUILT_IN_AXES and 0 not in v.shape for v in x)
-    return rule(g, tensor, name, x, params) if rule is not None and fits else None
+    return rule(_Call(g, tensor, name, x, params)) if rule is not None and fits else None
 
 
 def _is_f32(value: Operand) -> bool:
@@ -53,93 +65,73 @@ def _scalar(value: Operand) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _binary(
-    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], _: dict[str, Any]
-) -> Tensor | None:
-    a, b = x
-    if name in ("add", "mul") and not broadcasts_to(b.shape, a.shape):
+def _binary(c: _Call) -> Tensor | None:
+    a, b = c.x
+    if c.name in ("add", "mul") and not broadcasts_to(b.shape, a.shape):
         a, b = b, a
     if not broadcasts_to(b.shape, a.shape):
         return None
     number = _scalar(b)
-    if number is not None and name != "div":
-        factor = number if name == "mul" else 1.0
-        bias = {"add": number, "sub": -number}.get(name, 0.0)
-        return g.scale(tensor(a), factor, bias)
-    return g.op(name, tensor(a), tensor(b))
+    if number is not None and c.name != "div":
+        factor = number if c.name == "mul" else 1.0
+        bias = {"add": number, "sub": -number}.get(c.name, 0.0)
+        return c.g.scale(c.tensor(a), factor, bias)
+    return c.g.op(c.name, c.tensor(a), c.tensor(b))
 
 
-def _power(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
-) -> Tensor | None:
-    if _scalar(x[1]) != 2.0 or not broadcasts_to(x[1].shape, x[0].shape):
+def _power(c: _Call) -> Tensor | None:
+    if _scalar(c.x[1]) != 2.0 or not broadcasts_to(c.x[1].shape, c.x[0].shape):
         return None
-    return g.mul(tensor(x[0]), tensor(x[0]))
+    return c.g.mul(c.tensor(c.x[0]), c.tensor(c.x[0]))
 
 
-def _unary(
-    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], _: dict[str, Any]
-) -> Tensor:
-    return g.op(_SAME[name], tensor(x[0]))
+def _unary(c: _Call) -> Tensor:
+    return c.g.op(_SAME[c.name], c.tensor(c.x[0]))
 
 
-def _relu(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
-) -> Tensor:
-    return g.clamp(tensor(x[0]), 0.0, math.inf)
+def _relu(c: _Call) -> Tensor:
+    return c.g.clamp(c.tensor(c.x[0]), 0.0, math.inf)
 
 
-def _clip(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
-) -> Tensor | None:
-    low, high = _scalar(x[1]), _scalar(x[2])
-    return None if low is None or high is None else g.clamp(tensor(x[0]), low, high)
+def _clip(c: _Call) -> Tensor | None:
+    low, high = _scalar(c.x[1]), _scalar(c.x[2])
+    return None if low is None or high is None else c.g.clamp(c.tensor(c.x[0]), low, high)
 
 
-def _softmax(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], params: dict[str, Any]
-) -> Tensor | None:
-    if params["axis"] not in (-1, len(x[0].shape) - 1):
+def _softmax(c: _Call) -> Tensor | None:
+    if c.params["axis"] not in (-1, len(c.x[0].shape) - 1):
         return None
-    return g.soft_max(tensor(x[0]))
+    return c.g.soft_max(c.tensor(c.x[0]))
 
 
-def _normalize(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], params: dict[str, Any]
-) -> Tensor | None:
-    if params["axes"] not in ((-1,), (len(x[0].shape) - 1,)):
+def _normalize(c: _Call) -> Tensor | None:
+    if c.params["axes"] not in ((-1,), (len(c.x[0].shape) - 1,)):
         return None
-    return g.norm(tensor(x[0]), params["eps"])
+    return c.g.norm(c.tensor(c.x[0]), c.params["eps"])
 
 
-def _sum(
-    g: GraphBuilder, tensor: ToTensor, name: str, x: Sequence[Operand], params: dict[str, Any]
-) -> Tensor | None:
-    if params["axes"] not in ((-1,), (len(x[0].shape) - 1,)) or not params["keepdims"]:
+def _sum(c: _Call) -> Tensor | None:
+    if c.params["axes"] not in ((-1,), (len(c.x[0].shape) - 1,)) or not c.params["keepdims"]:
         return None
-    total = g.sum_rows(tensor(x[0]))
-    return total if name == "reduce_sum" else g.scale(total, 1.0 / x[0].shape[-1])
+    total = c.g.sum_rows(c.tensor(c.x[0]))
+    return total if c.name == "reduce_sum" else c.g.scale(total, 1.0 / c.x[0].shape[-1])
 
 
-def _matmul(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], _: dict[str, Any]
-) -> Tensor | None:
-    a, b = x
+def _matmul(c: _Call) -> Tensor | None:
+    a, b = c.x
     if len(a.shape) < 2 or len(b.shape) < 2 or len(b.shape) > len(a.shape):
         return None
     batch = (1,) * (len(a.shape) - len(b.shape)) + b.shape[:-2]
     if a.shape[:-2] != batch and math.prod(batch) != 1:
         return None
     if isinstance(b, Tensor):
-        return g.mul_mat(g.transpose(b), tensor(a))
+        return c.g.mul_mat(c.g.transpose(b), c.tensor(a))
     swapped = np.ascontiguousarray(np.swapaxes(b, -1, -2))
-    return g.mul_mat(tensor(swapped), tensor(a))
+    return c.g.mul_mat(c.tensor(swapped), c.tensor(a))
 
 
-def _transpose(
-    g: GraphBuilder, tensor: ToTensor, _name: str, x: Sequence[Operand], params: dict[str, Any]
-) -> Tensor:
-    return g.permute(tensor(x[0]), *params["perm"])
+def _transpose(c: _Call) -> Tensor:
+    return c.g.permute(c.tensor(c.x[0]), *c.params["perm"])
 
 
 _RULES: Final[dict[str, Callable[..., Tensor | None]]] = {

@@ -19,10 +19,10 @@ from ggsched.errors import GraphError, ModelError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.constants import PREFIX
 from ggsched.ir.dtype import ARRAY_DTYPES, DType
-from ggsched.ir.ops import Param, op_by_name
+from ggsched.ir.ops import Param, infer, op_by_name
 from ggsched.ir.params import canonical_params, check_arity
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
-from ggsched.oplib.declare import wide
+from ggsched.ops.nd.declare import wide
 from ggsched_import.common.built_in import built_in
 
 Array = npt.NDArray[Any]
@@ -126,7 +126,7 @@ class Emitter:
             lambda x: x if isinstance(x, Tensor) else self.tensor(names.get(id(x), Const(x))),
             name,
             operands,
-            {**(op_by_name("nd." + name).defaults or {}), **params},
+            {**op_by_name("nd." + name).defaults, **params},
         )
         if known is not None:
             return known
@@ -231,19 +231,17 @@ class Emitter:
         given = canonical_params(op, params)
         check_arity(op, given, len(values))
         full = op.full(given)
-        dtype, shape = op.infer([_described(v) for v in values], full)
+        dtype, shape = infer(op, [_described(v) for v in values], full)
         nbytes = prod(shape) * dtype.block_nbytes
-        if op.user is None:
-            return None
         shapes, flops = [v.shape for v in values], 2.0 * prod(shape)
-        if op.user.flops is not None:
-            flops = op.user.flops(*shapes, **full)
+        if op.flops is not None:
+            flops = op.flops(*shapes, **full)
         if self._folded_nbytes + nbytes > FOLD_NBYTES or self._folded_flops + flops > FOLD_FLOPS:
             return None
         self._folded_nbytes += nbytes
         self._folded_flops += flops
         with np.errstate(all="ignore"):
-            found = np.asarray(op.user.reference(*map(wide, arrays), **full))
+            found = np.asarray(op.reference(*map(wide, arrays), **full))
             return Const(np.ascontiguousarray(found.astype(dtype.host)).reshape(shape))
 
 

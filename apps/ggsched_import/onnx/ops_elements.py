@@ -4,37 +4,20 @@ from typing import Final
 
 import numpy as np
 
+from ggsched.ops.nd import library
 from ggsched_import.common.emit import Const, Value
 from ggsched_import.onnx.call import CONVERTERS, Call, converts
 from ggsched_import.onnx.types import name_of
 
-_UNARY: Final = {
-    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
-    "Atan": "atan", "Atanh": "atanh", "BitwiseNot": "bit_not", "Ceil": "ceil", "Cos": "cos",
-    "Cosh": "cosh", "Erf": "erf", "Exp": "exp", "Floor": "floor", "HardSwish": "hard_swish",
-    "IsNaN": "is_nan", "Log": "log", "Mish": "mish", "Neg": "neg", "Not": "not",
-    "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round", "Sigmoid": "sigmoid",
-    "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Softplus": "softplus", "Softsign": "softsign",
-    "Sqrt": "sqrt", "Tan": "tan", "Tanh": "tanh",
-}  # fmt: skip
-_BINARY: Final = {
-    "Add": "add", "And": "and", "BitwiseAnd": "bit_and", "BitwiseOr": "bit_or",
-    "BitwiseXor": "bit_xor", "Div": "div", "Equal": "equal", "Greater": "greater",
-    "GreaterOrEqual": "greater_equal", "Less": "less", "LessOrEqual": "less_equal", "Mul": "mul",
-    "Or": "or", "Pow": "pow", "Sub": "sub", "Xor": "xor",
-}  # fmt: skip
+_SAME: Final = {op.onnx: op for op in library().values() if op.onnx}
 
 
-def _unary(c: Call) -> Value:
-    return c.nd(_UNARY[c.op], c.x())
+def _same(c: Call) -> Value:
+    op = _SAME[c.op]
+    return c.nd(op.name.removeprefix("nd."), *[c.x(i) for i in range(len(op.operands))])
 
 
-def _binary(c: Call) -> Value:
-    return c.nd(_BINARY[c.op], c.x(), c.x(1))
-
-
-CONVERTERS.update(dict.fromkeys(_UNARY, _unary))
-CONVERTERS.update(dict.fromkeys(_BINARY, _binary))
+CONVERTERS.update(dict.fromkeys(_SAME, _same))
 
 
 @converts("Max", "Min", "Sum", "Mean")
@@ -54,16 +37,6 @@ def _mod(c: Call) -> Value:
 @converts("BitShift")
 def _shift(c: Call) -> Value:
     return c.nd("shift", c.x(), c.x(1), left=c.need("direction", str) == "LEFT")
-
-
-@converts("Where")
-def _where(c: Call) -> Value:
-    return c.nd("where", c.x(), c.x(1), c.x(2))
-
-
-@converts("PRelu")
-def _prelu(c: Call) -> Value:
-    return c.nd("prelu", c.x(), c.x(1))
 
 
 @converts("IsInf")

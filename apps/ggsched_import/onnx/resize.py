@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from ggsched.ir.tensor import MAX_AXES
-from ggsched.oplib.sampling import cubic
+from ggsched.ops.nd.sampling import cubic
 from ggsched_import.common.emit import Array, Const, Value
 from ggsched_import.onnx.call import Call, converts
 

@@ -1,32 +1,39 @@
 """Converters of ops on elements."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from ggsched.ops.nd import library
+from ggsched.ops.nd.declare import ANY, FLOATS, NUMBERS
 from ggsched_import.common.emit import Value
 from ggsched_import.torch.call import CONVERTERS, Call, Operand, converts, is_float, kind_of
 from ggsched_import.torch.types import promoted
 
-FUNCTIONS: Final = {
-    "acos": "acos", "acosh": "acosh", "asin": "asin", "asinh": "asinh", "atan": "atan",
-    "atanh": "atanh", "cos": "cos", "cosh": "cosh", "erf": "erf", "exp": "exp", "expm1": "expm1",
-    "log": "log", "log1p": "log1p", "mish": "mish", "reciprocal": "reciprocal", "rsqrt": "rsqrt",
-    "sigmoid": "sigmoid", "silu": "silu", "sin": "sin", "sinh": "sinh", "sqrt": "sqrt",
-    "tan": "tan", "tanh": "tanh", "hardswish": "hard_swish",
-}  # fmt: skip
-"""Functions whose results are floats, by the name of the op of the library."""
+_SAME: Final = {op.aten: op for op in library().values() if op.aten}
 
-WHOLE: Final = {"ceil": "ceil", "floor": "floor", "round": "round"}
+WHOLE: Final = {name: name for name in ("ceil", "floor", "round")}
 """Functions that leave integers as they are."""
 
-ANY_NUMBER: Final = {"abs": "abs", "neg": "neg", "sign": "sign", "sgn": "sign", "relu": "relu"}
+
+def _taking(types: Sequence[str], *operands: str) -> dict[str, str]:
+    """Return the ops that take operands, the first of such types, by their names in PyTorch."""
+    return {
+        aten: op.name.removeprefix("nd.")
+        for aten, op in _SAME.items()
+        if (op.types[0], op.operands) == (types, operands) and aten not in WHOLE
+    }
+
+
+FUNCTIONS: Final = _taking(FLOATS, "x")
+"""Functions whose results are floats, by the name of the op of the library."""
+
+ANY_NUMBER: Final = {**_taking(NUMBERS, "x"), "sgn": "sign"}
 
 ARITHMETIC: Final = {"mul": "mul", "maximum": "max", "minimum": "min"}
-COMPARISONS: Final = {
-    "eq": "equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
-}  # fmt: skip
+COMPARISONS: Final = {**_taking(ANY, "a", "b"), **_taking(NUMBERS, "a", "b")}
 LOGIC: Final = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
 BITS: Final = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
 

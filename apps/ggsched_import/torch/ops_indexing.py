@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.oplib.declare import broadcast
+from ggsched.ops.nd.declare import broadcast
 from ggsched_import.common.emit import Array, Const, Value
 from ggsched_import.torch.call import Call, Layout, Operand, converts
 from ggsched_import.torch.ops_layout import MAX_CONSTANT, filled

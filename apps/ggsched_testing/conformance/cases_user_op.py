@@ -6,7 +6,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.ir.decompositions import decomposition_of
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OpDef
 from ggsched.passes.decompose import decompose_once
@@ -45,7 +44,7 @@ def user_op_cases(name: str) -> tuple[Case, ...]:
         lambda w: _decomposition(w, op),
     )
     return (
-        *([decomposed] if decomposition_of(op) is not None else []),
+        *([decomposed] if op.decompose is not None else []),
         made("LCH-3", "samples", f"{name} agrees with its reference.", lambda w: _samples(w, op)),
         made(
             "LCH-3",

@@ -7,10 +7,11 @@ import numpy as np
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F32, FLOAT_DTYPES, I32, Q8_0, DType
+from ggsched.ir.dtype import BF16, F32, I32, Q8_0, DType
 from ggsched.ir.graph import Graph
-from ggsched.ir.shapes import BINARY, GATED, KV_DTYPES, UNARY
+from ggsched.ir.ops import OPS, operand_dtypes
 from ggsched.ir.tensor import Tensor
+from ggsched.ops.elementwise import BINARY, GATED, UNARY
 from ggsched.topology.caps import DeviceFacts, offers
 from ggsched_testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched_testing.generators.graph_gen_ops import STEPS
@@ -19,18 +20,6 @@ from ggsched_testing.generators.values import DrawnGraph, LeafRule
 
 PATIENCE: Final = 300
 """Draws without a node as wanted, after which no more are tried."""
-
-FIRST_OPERAND: Final[Mapping[str, tuple[DType, ...]]] = {
-    "get_rows": (*FLOAT_DTYPES, I32),
-    "set_rows": KV_DTYPES,
-    "mul_mat": FLOAT_DTYPES,
-    "mul_mat_id": FLOAT_DTYPES,
-    "attention": KV_DTYPES,
-    "cpy": (*FLOAT_DTYPES, I32),
-    "cont": (*FLOAT_DTYPES, I32),
-    "concat": (F32, I32),
-}
-"""Types that the first operand of an op can have in a graph; f32 for all others."""
 
 _CHOICES: Final = 48
 
@@ -43,7 +32,7 @@ def graphs_with(
     The first ones are plain; later ones have views, several nodes, and nodes that write in place.
     Fewer come where no graph has such a node.
     """
-    if dtype not in FIRST_OPERAND.get(op, (F32,)):
+    if dtype not in operand_dtypes(OPS[op]):
         return
     if (op, dtype.name) in _BY_HAND:
         yield _BY_HAND[op, dtype.name]()

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.arrays import numpy_dtype, numpy_shape
 from ggsched.backend.program import BoundNode, Group, Operand, full_params
 from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched.ir.dtype import DType
@@ -18,7 +19,6 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.context import TestContext
-from ggsched_testing.oracle.dequant import HOST_DTYPE, host_shape
 
 Array = npt.NDArray[Any]
 
@@ -174,7 +174,7 @@ def _bound(
 
 def _window(t: Tensor, raw: Bytes, start: int) -> Array:
     """Return a tensor as a view of bytes."""
-    shape, kind = host_shape(t.dtype, t.shape), HOST_DTYPE[t.dtype.name]
+    shape, kind = numpy_shape(t.dtype, t.shape), numpy_dtype(t.dtype)
     if not t.size:
         return np.zeros(shape, kind)
     strides = (*t.strides[:-1], 1) if t.dtype.is_quantized else t.strides
@@ -183,5 +183,5 @@ def _window(t: Tensor, raw: Bytes, start: int) -> Array:
 
 def _ones(dtype: DType) -> Any:
     """Return an element all of whose bytes differ from zero."""
-    kind = HOST_DTYPE[dtype.name]
+    kind = numpy_dtype(dtype)
     return np.frombuffer(b"\x01" * kind.itemsize, kind)[0]

@@ -11,8 +11,8 @@ from typing import Any, Final
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
-from ggsched.ir.shapes import BINARY, GATED, UNARY
 from ggsched.ir.tensor import Tensor
+from ggsched.ops.elementwise import BINARY, GATED, UNARY
 from ggsched_testing.generators.values import DrawnGraph, LeafRule
 
 PLAIN: Final = LeafRule()

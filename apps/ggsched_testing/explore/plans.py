@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.packed import dequantize
 from ggsched.errors import GgschedError, UsageError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
@@ -28,7 +29,6 @@ from ggsched.run.store import TensorStore
 from ggsched.topology.model import Topology
 from ggsched_testing.explore.outcome import Exploration, Observation
 from ggsched_testing.explore.search import explore
-from ggsched_testing.oracle.dequant import dequantize
 from ggsched_testing.oracle.interpreter import run_oracle
 from ggsched_testing.schedule_policy import EagerPolicy, SchedulePolicy
 from ggsched_testing.sim.config import SimConfig

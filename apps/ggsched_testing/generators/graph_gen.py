@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
-from ggsched.ir.ops import Param
+from ggsched.ir.ops import Param, op_by_name, written_operand
 from ggsched.ir.tensor import Role, Tensor
 from ggsched_testing.generators.values import LeafKind, LeafRule
 
@@ -187,7 +187,6 @@ class GraphGenerator:
         *operands: Tensor,
         mag: float,
         err: float,
-        through: int | None = None,
         **params: Param,
     ) -> Tensor | None:
         """Add a node with a float result if it stays tame and is legal.
@@ -197,7 +196,6 @@ class GraphGenerator:
             operands: Its operands.
             mag: Largest magnitude of what it computes.
             err: Error of what it computes, in units of 2**-24.
-            through: Operand that it writes through, or None for a fresh result.
             params: Its parameters; ``inplace`` included.
 
         Returns:
@@ -205,6 +203,7 @@ class GraphGenerator:
         """
         if mag > MAG_MAX or err > ERR_MAX:
             return None
+        through = written_operand(op_by_name(op), params)
         if through is not None:
             target = operands[through]
             inexact_half = target.dtype is F16 and err > 0

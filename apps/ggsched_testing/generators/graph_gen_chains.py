@@ -264,7 +264,7 @@ def _rope_into_cache(d: GraphGenerator) -> tuple[int, ...]:
     cache = d.leaf((rows, heads * width), F32)
     flat = d.g.reshape(turned, tokens, heads * width)
     ids = d.ids_for((tokens,), rows, distinct=True)
-    return _ids(d, turned, d.emit("set_rows", cache, flat, ids, mag=mag, err=err, through=0))
+    return _ids(d, turned, d.emit("set_rows", cache, flat, ids, mag=mag, err=err))
 
 
 CHAINS: Final[Mapping[str, Chain]] = {

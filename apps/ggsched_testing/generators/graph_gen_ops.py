@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from math import exp, prod, sqrt
 from typing import Any, Final
 
-from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, DType
-from ggsched.ir.ops import broadcasts_to
-from ggsched.ir.shapes import KV_DTYPES
+from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, KV_DTYPES, DType
+from ggsched.ir.ops import OpDef, broadcasts_to
 from ggsched.ir.tensor import Tensor
+from ggsched.ops.elementwise import BINARY, ELEMENTWISE, GATED
 from ggsched_testing.generators.graph_gen import GraphGenerator, Ids
 
 Step = Callable[[GraphGenerator], object]
@@ -21,72 +21,28 @@ def _inplace(d: GraphGenerator, x: Tensor) -> dict[str, bool]:
     return {"inplace": True} if d.writable(x) and d.flip() else {}
 
 
-def _over(inplace: dict[str, bool]) -> int | None:
-    return 0 if inplace else None
-
-
 # --- row by row and element by element -----------------------------------------------------
 
 
-def _binary(op: str) -> Step:
+def _elementwise(op: OpDef) -> Step:
     def step(d: GraphGenerator) -> None:
-        a = d.f32()
-        if op == "div":
-            b = d.special_leaf("positive", d.pick((a.shape[-1:], a.shape)))
-        else:
-            b = d.f32(
-                lambda t: broadcasts_to(t.shape, a.shape), lambda: d.pick((a.shape, a.shape[-1:]))
+        operands = [d.f32()]
+        shape = operands[0].shape
+        if op.name == "div":
+            operands.append(d.special_leaf("positive", d.pick((shape[-1:], shape))))
+        elif op.name in BINARY:
+            operands.append(
+                d.f32(lambda t: broadcasts_to(t.shape, shape), lambda: d.pick((shape, shape[-1:])))
             )
-        ma, mb, ea, eb = d.mag(a), d.mag(b), d.err(a), d.err(b)
-        mag = {"add": ma + mb, "sub": ma + mb, "mul": ma * mb, "div": 4 * ma}[op]
-        err = {"add": ea + eb, "sub": ea + eb, "mul": ea * mb + eb * ma, "div": 4 * ea}[op]
-        inplace = _inplace(d, a)
-        d.emit(op, a, b, mag=mag, err=err + mag, through=_over(inplace), **inplace)
+        elif op.name in GATED:
+            operands.append(d.f32(lambda t: t.shape == shape, lambda: shape))
+        params = {name: d.pick(values) for name, values in op.draws.items()}
+        inplace = _inplace(d, operands[0])
+        assert op.bound is not None
+        mag, err = op.bound(*map(d.mag, operands), *map(d.err, operands), **op.full(params))
+        d.emit(op.name, *operands, mag=mag, err=err, **params, **inplace)
 
     return step
-
-
-def _unary(op: str) -> Step:
-    def step(d: GraphGenerator) -> None:
-        x = d.f32()
-        inplace = _inplace(d, x)
-        mag, err = d.mag(x), 1.2 * d.err(x) + 4 * d.mag(x)
-        d.emit(op, x, mag=mag, err=err, through=_over(inplace), **inplace)
-
-    return step
-
-
-def _bounded(op: str) -> Step:
-    def step(d: GraphGenerator) -> None:
-        x = d.f32()
-        inplace = _inplace(d, x)
-        d.emit(op, x, mag=1.0, err=d.err(x) + 4, through=_over(inplace), **inplace)
-
-    return step
-
-
-def _softplus(d: GraphGenerator) -> None:
-    x = d.f32()
-    inplace = _inplace(d, x)
-    mag = d.mag(x) + 1.0
-    d.emit("softplus", x, mag=mag, err=d.err(x) + 4 * mag, through=_over(inplace), **inplace)
-
-
-def _scale(d: GraphGenerator) -> None:
-    x = d.f32()
-    scale, bias = d.pick((0.5, -1.0, 2.0, 0.25)), d.pick((0.0, 0.5, -0.25))
-    inplace = _inplace(d, x)
-    mag = abs(scale) * d.mag(x) + abs(bias)
-    err = abs(scale) * d.err(x) + mag
-    d.emit("scale", x, mag=mag, err=err, through=_over(inplace), scale=scale, bias=bias, **inplace)
-
-
-def _clamp(d: GraphGenerator) -> None:
-    x = d.f32()
-    low, high = -d.pick((1.0, 0.5, 0.0)), d.pick((1.0, 0.25, 2.0))
-    inplace = _inplace(d, x)
-    mag = min(d.mag(x), max(-low, high))
-    d.emit("clamp", x, mag=mag, err=d.err(x), through=_over(inplace), min=low, max=high, **inplace)
 
 
 def _normed(op: str) -> Step:
@@ -95,20 +51,7 @@ def _normed(op: str) -> Step:
         inplace = _inplace(d, x)
         mag = min(sqrt(x.shape[-1]), d.mag(x) / sqrt(eps) * 2)
         err = 2 * d.err(x) / sqrt(eps) + 4 * d.mag(x) + 4 * mag
-        d.emit(op, x, mag=mag, err=err, through=_over(inplace), eps=eps, **inplace)
-
-    return step
-
-
-def _gated(op: str) -> Step:
-    def step(d: GraphGenerator) -> None:
-        gate = d.f32()
-        up = d.f32(lambda t: t.shape == gate.shape, lambda: gate.shape)
-        mg, mu, eg, eu = d.mag(gate), d.mag(up), d.err(gate), d.err(up)
-        mag = mg * (mu + 1)
-        inplace = _inplace(d, gate)
-        err = 1.5 * eg * (mu + 1) + eu * mg + 8 * mag
-        d.emit(op, gate, up, mag=mag, err=err, through=_over(inplace), **inplace)
+        d.emit(op, x, mag=mag, err=err, eps=eps, **inplace)
 
     return step
 
@@ -130,7 +73,7 @@ def _soft_max(d: GraphGenerator) -> None:
     inplace = _inplace(d, x)
     if d.mag(x) <= 64:
         params = {"scale": scale, **flags, **inplace}
-        d.emit("soft_max", *operands, mag=1.0, err=err, through=_over(inplace), **params)
+        d.emit("soft_max", *operands, mag=1.0, err=err, **params)
 
 
 def _attention(d: GraphGenerator) -> None:
@@ -194,7 +137,6 @@ def _rope(d: GraphGenerator) -> None:
         *operands,
         mag=mag,
         err=err,
-        through=_over(inplace),
         n_dims=n_dims,
         **params,
         **inplace,
@@ -255,7 +197,7 @@ def _add_id(d: GraphGenerator) -> None:
     ids = d.ids_for(x.shape[:2], bias.shape[0])
     mag, inplace = d.mag(x) + d.mag(bias), _inplace(d, x)
     err = d.err(x) + d.err(bias) + mag
-    d.emit("add_id", x, bias, ids, mag=mag, err=err, through=_over(inplace), **inplace)
+    d.emit("add_id", x, bias, ids, mag=mag, err=err, **inplace)
 
 
 # --- rows and copies: nothing is rounded ---------------------------------------------------
@@ -291,7 +233,7 @@ def _set_rows(d: GraphGenerator) -> None:
         lambda: (d.number(1, min(rows, 4)), n),
     )
     ids = d.ids_for(src.shape[:1], rows, distinct=True)
-    d.emit("set_rows", dst, src, ids, mag=d.mag(src), err=d.err(src), through=0)
+    d.emit("set_rows", dst, src, ids, mag=d.mag(src), err=d.err(src))
 
 
 def _apart(a: Tensor, b: Tensor) -> bool:
@@ -307,7 +249,7 @@ def _cpy(d: GraphGenerator) -> None:
         return t.shape == dst.shape and readable and _apart(t, dst)
 
     src = _weight(d, fits, lambda: dst.shape)
-    d.emit("cpy", src, dst, mag=d.mag(src), err=d.err(src), through=1)
+    d.emit("cpy", src, dst, mag=d.mag(src), err=d.err(src))
 
 
 def _cont(d: GraphGenerator) -> None:
@@ -434,26 +376,16 @@ def _top_k(d: GraphGenerator) -> None:
         d.ids.append(Ids(result, x.shape[-1], distinct=len(x.shape) == 1))
 
 
-STEPS: Final[Mapping[str, tuple[Step, ...]]] = {
-    "add": (_binary("add"),),
+_OWN: Final[Mapping[str, tuple[Step, ...]]] = {
     "mul_mat": (_mul_mat,),
-    "mul": (_binary("mul"),),
     "cpy": (_cpy, _cpy_ids),
     "set_rows": (_set_rows,),
-    "scale": (_scale,),
     "rms_norm": (_normed("rms_norm"),),
     "get_rows": (_get_rows, _get_ids),
     "cont": (_cont,),
     "soft_max": (_soft_max,),
     "attention": (_attention,),
-    "silu": (_unary("silu"),),
-    "sub": (_binary("sub"),),
-    "div": (_binary("div"),),
     "norm": (_normed("norm"),),
-    "gelu": (_unary("gelu"),),
-    "clamp": (_clamp,),
-    "swiglu": (_gated("swiglu"),),
-    "swiglu_oai": (_gated("swiglu_oai"),),
     "rope": (_rope,),
     "mul_mat_id": (_mul_mat_id,),
     "add_id": (_add_id,),
@@ -462,9 +394,12 @@ STEPS: Final[Mapping[str, tuple[Step, ...]]] = {
     "sum_rows": (_sum_rows,),
     "argsort": (_argsort,),
     "top_k": (_top_k,),
-    "sigmoid": (_bounded("sigmoid"),),
-    "tanh": (_bounded("tanh"),),
-    "softplus": (_softplus,),
     "short_conv": (_short_conv,),
     "linear_attention": (_linear_attention,),
 }
+
+STEPS: Final[Mapping[str, tuple[Step, ...]]] = {
+    **{op.name: (_elementwise(op),) for op in ELEMENTWISE},
+    **_OWN,
+}
+"""By op; the first ones are the simplest."""

@@ -6,10 +6,10 @@ from typing import Final
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32, DType, dtype_by_name
-from ggsched.ir.ops import OPS, OpDef
+from ggsched.ir.ops import OPS, OpDef, infer
 from ggsched.ir.params import canonical_params
 from ggsched.ir.tensor import Tensor
-from ggsched.ir.user_ops import Sample, operand_types
+from ggsched.ir.user_ops import Sample
 from ggsched_testing.generators.graph_gen import GraphGenerator
 from ggsched_testing.generators.values import DrawnGraph, LeafRule
 
@@ -24,7 +24,7 @@ def user_op(name: str) -> OpDef:
         UsageError: there is none of this name.
     """
     op = OPS.get(name)
-    if op is None or op.user is None:
+    if op is None or not op.version:
         raise UsageError(
             "it is not a user-defined op",
             where=f"op {name!r}",
@@ -44,17 +44,16 @@ def sample_graphs(
         inplace: Whether the result takes the place of operand 0; samples whose result has another
             type or shape are left out.
     """
-    assert op.user is not None
-    for number, sample in enumerate(op.user.samples):
-        for first in op.user.dtypes:
+    for number, sample in enumerate(op.samples):
+        for first in op.types[0]:
             g = GraphBuilder(f"{op.name} {first} {number}")
             rules: dict[str, LeafRule] = {}
             operands = []
-            for i, (name, types) in enumerate(operand_types(op).items()):
+            for i, (name, types) in enumerate(zip(op.operands, op.types, strict=True)):
                 dtype = dtype_by_name(first if i == 0 else types[0])
                 rules[name] = leaf_rule(sample, name, dtype)
                 operands.append(_leaf(g, name, tuple(sample.shapes[i]), dtype, strided=strided))
-            result = op.infer(operands, op.full(canonical_params(op, sample.params)))
+            result = infer(op, operands, op.full(canonical_params(op, sample.params)))
             if inplace and result != (operands[0].dtype, operands[0].shape):
                 continue
             made = g.op(op.name, *operands, inplace=inplace, **sample.params)
@@ -83,13 +82,12 @@ def draw_user_op(d: GraphGenerator, op: OpDef) -> None:
     Where a bound of its result is known (``magnitude``), it takes tensors of the graph and later
     nodes take its result.
     """
-    assert op.user is not None
-    samples = [s for s in op.user.samples if all(0 not in shape for shape in s.shapes)]
+    samples = [s for s in op.samples if all(0 not in shape for shape in s.shapes)]
     if not samples:
         return
-    sample, bound = d.pick(samples), op.user.magnitude
+    sample, bound = d.pick(samples), op.bound
     operands: list[Tensor] = []
-    for i, (name, types) in enumerate(operand_types(op).items()):
+    for i, (name, types) in enumerate(zip(op.operands, op.types, strict=True)):
         shape, dtype = tuple(sample.shapes[i]), dtype_by_name(types[0])
         kind = sample.kinds.get(name, "plain")
         if dtype is I32:
@@ -105,8 +103,7 @@ def draw_user_op(d: GraphGenerator, op: OpDef) -> None:
         if all(d.err(t) == 0.0 for t in floats):
             d.node(op.name, *operands, **sample.params)
         return
-    mag = float(bound(*[d.mag(t) for t in floats]))
-    err = 4 * sum(d.err(t) for t in floats) + 8 * mag
+    mag, err = bound(*map(d.mag, floats), *map(d.err, floats))
     d.emit(op.name, *operands, mag=mag, err=err, **sample.params)
 
 

@@ -12,11 +12,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.arrays import numpy_shape
 from ggsched.ir.blocks import BlockLayout, Integers
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched_testing.oracle.dequant import host_shape
 
 Array = npt.NDArray[Any]
 
@@ -111,7 +111,7 @@ def random_blocks(
 
     The shape of the result is ``(..., row_nbytes)``.
     """
-    packed = host_shape(dtype, shape)
+    packed = numpy_shape(dtype, shape)
     blocks = rng.integers(
         0, 256, (*packed[:-1], packed[-1] // dtype.block_nbytes, dtype.block_nbytes)
     )

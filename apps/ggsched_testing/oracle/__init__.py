@@ -7,7 +7,7 @@ tolerances. The backend ``cpu`` computes nodes for which it has no kernel by the
 counts them; there the comparison says nothing about the arithmetic.
 """
 
-from ggsched_testing.oracle.dequant import dequantize, quantize
+from ggsched.backend.packed import dequantize, quantize
 from ggsched_testing.oracle.interpreter import run_oracle
 
 __all__ = ["dequantize", "quantize", "run_oracle"]

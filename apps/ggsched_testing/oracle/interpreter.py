@@ -6,20 +6,21 @@ is float64. Temporaries start as poison (0xFF, NaN in each float type), so readi
 node has written shows in the result.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.arrays import numpy_dtype, numpy_shape
+from ggsched.backend.elements import as_library_has_them, computed, decoded, encode, set_rows, wide
 from ggsched.backend.precision import BLOCK, ROUNDING_TO_8_BITS, rounding_of
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F16, F32, I32, Q8_0, DType
+from ggsched.ir.dtype import ARRAY_DTYPES
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
-from ggsched_testing.oracle.dequant import HOST_DTYPE, decode_blocks, host_shape, quantize
-from ggsched_testing.oracle.ops import attention_rounding, check_ids, reference_of
+from ggsched.ops.attention import attention_rounding
 
 Array = npt.NDArray[Any]
 Storages = dict[int, npt.NDArray[np.uint8]]
@@ -89,7 +90,7 @@ def run_oracle(
                 raise
         outputs = {tid: _output(graph.tensors[tid], storages) for tid in graph.outputs}
     for t in graph.roots(Role.STATE):
-        final = storages[t.id].view(HOST_DTYPE[t.dtype.name]).reshape(host_shape(t.dtype, t.shape))
+        final = storages[t.id].view(numpy_dtype(t.dtype)).reshape(numpy_shape(t.dtype, t.shape))
         if t.name in states:
             states[t.name].reshape(-1).view(np.uint8)[:] = storages[t.id]
         else:
@@ -121,12 +122,12 @@ def _initial(
 def _packed(t: Tensor, value: Array) -> npt.NDArray[np.uint8]:
     """Return a copy of the bytes of a value, having checked type and size."""
     raw = value.dtype == np.uint8 and value.size == t.nbytes
-    typed = value.dtype == HOST_DTYPE[t.dtype.name] and value.shape == host_shape(t.dtype, t.shape)
+    typed = value.dtype == numpy_dtype(t.dtype) and value.shape == numpy_shape(t.dtype, t.shape)
     if not (raw or typed):
         raise UsageError(
             f"{value.dtype}{list(value.shape)} for {t.dtype}{list(t.shape)}",
             where=t.name,
-            hint=f"pass {HOST_DTYPE[t.dtype.name]}{list(host_shape(t.dtype, t.shape))}",
+            hint=f"pass {numpy_dtype(t.dtype)}{list(numpy_shape(t.dtype, t.shape))}",
         )
     return np.frombuffer(value.tobytes(), np.uint8).copy()
 
@@ -152,9 +153,8 @@ def _run_node(
     loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
     loaded = as_library_has_them(node.op, loaded, [t.dtype for t in read])
     params = op.full(node.params)
-    reference = reference_of(op)
-    value = reference(loaded, params)
-    if op.user is not None and value.shape != result.shape:
+    value = computed(op, loaded, params)
+    if op.version and value.shape != result.shape:
         raise UsageError(
             f"its reference returned shape {value.shape}, its shape rule {result.shape}",
             where=f"op {op.name!r}",
@@ -167,7 +167,7 @@ def _run_node(
         if node.op == "attention":
             sizes = attention_rounding(loaded, params)
         else:
-            sizes = reference([abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
+            sizes = computed(op, [abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
         value = value + entry * sizes * rounding.signs.choice([-1.0, 1.0], sizes.shape)
     _store(result, value, storages)
 
@@ -178,30 +178,12 @@ def _largest_of_blocks(x: Array) -> Array:
     return np.repeat(top, BLOCK, -1).reshape(x.shape)
 
 
-def set_rows(place: Array, source: Array, ids: Array, dtype: DType) -> None:
-    """Write rows to where ids say: what ``set_rows`` does.
-
-    Args:
-        place: The storage, as ``decoded`` takes it.
-        source: float64 rows.
-        ids: int64, one for each row.
-        dtype: Element type of ``place``.
-
-    Raises:
-        UsageError: an id is out of range or occurs twice.
-    """
-    check_ids(ids, place.shape[0])
-    if len(set(ids.tolist())) != ids.size:
-        raise UsageError("set_rows was given one row twice", why=f"ids {ids.tolist()}")
-    place[ids] = encode(source, dtype)
-
-
 def _window(t: Tensor, storages: Storages) -> Array:
     """Return the bytes of a tensor as a numpy view that writes through; blocks as rows of bytes."""
     strides = (*t.strides[:-1], 1) if t.dtype.is_quantized else t.strides
     return np.ndarray(
-        host_shape(t.dtype, t.shape),
-        HOST_DTYPE[t.dtype.name],
+        numpy_shape(t.dtype, t.shape),
+        numpy_dtype(t.dtype),
         storages[t.storage].data,
         t.offset,
         strides,
@@ -215,35 +197,6 @@ def _load(t: Tensor, storages: Storages) -> Array:
     return decoded(_window(t, storages), t.dtype)
 
 
-def decoded(stored: Array, dtype: DType) -> Array:
-    """Return stored elements as a fresh C-contiguous array of type ``wide``.
-
-    Args:
-        stored: Elements as ``HOST_DTYPE`` has them; blocks as rows of bytes. Any strides.
-        dtype: Element type.
-    """
-    shape = stored.shape
-    if dtype.is_quantized:
-        shape = (*shape[:-1], shape[-1] // dtype.block_nbytes * dtype.block)
-    if 0 in shape or not (dtype.is_quantized or dtype is BF16):
-        return stored.astype(wide(dtype), order="C").reshape(shape)
-    raw = np.frombuffer(stored.tobytes(), np.uint8).reshape(-1, dtype.block_nbytes)
-    return decode_blocks(raw, dtype).reshape(shape)
-
-
-def wide(dtype: DType) -> np.dtype[Any]:
-    """Return the type that the oracle computes in: float64, int64 for i32, others as they are."""
-    if dtype.kind == "float":
-        return np.dtype(np.float64)
-    return np.dtype(np.int64) if dtype is I32 else HOST_DTYPE[dtype.name]
-
-
-def as_library_has_them(op: str, loaded: Sequence[Array], dtypes: Sequence[DType]) -> list[Array]:
-    """Return i32 operands of ops of a library in 32 bits, in which these compute and wrap."""
-    is_narrow = [dtype is I32 and "." in op for dtype in dtypes]
-    return [a.astype(np.int32) if n else a for a, n in zip(loaded, is_narrow, strict=True)]
-
-
 def _store(t: Tensor, value: Array, storages: Storages) -> None:
     if value.shape != t.shape:
         raise AssertionError(f"the oracle computed {value.shape} for {t.shape}")
@@ -251,38 +204,8 @@ def _store(t: Tensor, value: Array, storages: Storages) -> None:
         _window(t, storages)[...] = encode(value, t.dtype)
 
 
-def encode(value: Array, dtype: DType) -> Array:
-    """Round to the type of a storage: floats to f32 first, as a device's arithmetic would.
-
-    Blocks of q8_0 are those of GGUF files, but for two kinds: one that holds a number that is not
-    finite is NaN throughout, and one whose scale f16 rounds to zero holds zeros.
-    """
-    if dtype.kind != "float" or dtype.name == "f64":
-        return value.astype(HOST_DTYPE[dtype.name])
-    single = value.astype(np.float32)
-    if dtype is F32:
-        return single
-    if dtype is F16:
-        return single.astype(np.float16)
-    if dtype is Q8_0:
-        return _blocks_of(single)
-    assert dtype is BF16  # other quantised tensors are never written
-    bits = single.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-    return np.where(np.isnan(single), 0x7FC0, rounded).astype(np.uint16)
-
-
-def _blocks_of(values: Array) -> Array:
-    """Return rows of f32 as rows of q8_0."""
-    rows = quantize(values, Q8_0).reshape(*values.shape[:-1], -1, Q8_0.block_nbytes)
-    parts = values.reshape(*values.shape[:-1], -1, Q8_0.block)
-    rows[..., 2:][rows[..., :2].copy().view("<f2")[..., 0] == 0] = 0
-    rows[~np.isfinite(parts).all(-1)] = (0, 0x7E, *(0,) * Q8_0.block)
-    return rows.reshape(*values.shape[:-1], -1)
-
-
 def _output(t: Tensor, storages: Storages) -> Array:
     if t.dtype in ARRAY_DTYPES and t.size:
         return _window(t, storages).copy()
-    kind = HOST_DTYPE[t.dtype.name] if t.dtype in ARRAY_DTYPES else np.dtype(np.float32)
+    kind = numpy_dtype(t.dtype) if t.dtype in ARRAY_DTYPES else np.dtype(np.float32)
     return _load(t, storages).astype(kind)

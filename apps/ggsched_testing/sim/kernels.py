@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ggsched.backend.arrays import bind
+from ggsched.backend.elements import as_library_has_them, computed, decoded, encode, set_rows
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F32
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import contiguous_strides
-from ggsched_testing.oracle.interpreter import as_library_has_them, decoded, encode, set_rows
-from ggsched_testing.oracle.ops import reference_of
 from ggsched_testing.sim.memory import POISON, Bytes, SimBuffer
 
 Array = npt.NDArray[Any]
@@ -114,7 +113,7 @@ class NodeWork:
             set_rows(place, source, ids, out.dtype)
             return
         operands = as_library_has_them(node.op, loaded, [o.dtype for o in self.read])
-        value = encode(reference_of(OPS[node.op])(operands, node.params), out.dtype)
+        value = encode(computed(OPS[node.op], operands, node.params), out.dtype)
         self._runs += 1
         if self._wobbles and self._runs % 2 == 0:
             value = np.nextafter(value, np.float32(np.inf))

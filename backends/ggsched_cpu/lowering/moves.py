@@ -18,7 +18,7 @@ Moves = Callable[[Node], list[tuple[Array, Array]]]
 
 
 def _slice(node: Node) -> list[tuple[Array, Array]]:
-    from ggsched.oplib.layout import take_slice  # loaded, since a node has an op of the library
+    from ggsched.ops.nd.layout import take_slice  # loaded, since a node has an op of the library
 
     names = ("starts", "stops", "steps")
     return [(take_slice(node.inputs[0], *(node.param(n) for n in names)), node.out)]

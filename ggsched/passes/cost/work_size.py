@@ -53,31 +53,16 @@ def node_size(graph: Graph, node: Node) -> tuple[float, float]:
     result = tensors[node.output]
     operands = [tensors[t] for t in node.inputs]
     nbytes = float(result.nbytes + sum(t.nbytes for t in operands))
-    match node.op:
-        case "mul_mat":
-            return 2.0 * result.size * operands[0].shape[-1], nbytes
-        case "mul_mat_id":
-            w, _, ids = operands
-            taken = min(w.shape[0], max(1, ids.size))
-            nbytes -= w.nbytes * (1 - taken / max(1, w.shape[0]))
-            return 2.0 * result.size * w.shape[-1], nbytes
-        case "attention":
-            keys, values, _ = operands[:3]
-            products = keys.shape[0] * (keys.shape[2] + values.shape[2])
-            return 2.0 * result.shape[0] * result.shape[1] * products, nbytes
-        case "get_rows" | "set_rows":
-            return 0.0, 2.0 * (result.nbytes if node.op == "get_rows" else operands[1].nbytes)
-        case "linear_attention":
-            state, values = operands[0], operands[3]
-            return 6.0 * values.size * state.shape[2], nbytes
-        case "argsort" | "top_k":
-            return 8.0 * operands[0].size, nbytes
-        case _:
-            op = op_by_name(node.op)
-            if op.user is not None and op.user.flops is not None:
-                flops = op.user.flops(*[t.shape for t in operands], **op.full(node.params))
-                return float(flops), nbytes
-            return 2.0 * max(result.size, operands[0].size), nbytes
+    if node.op == "mul_mat_id":
+        w, _, ids = operands
+        taken = min(w.shape[0], max(1, ids.size))
+        nbytes -= w.nbytes * (1 - taken / max(1, w.shape[0]))
+    elif node.op in ("get_rows", "set_rows"):
+        nbytes = 2.0 * (result.nbytes if node.op == "get_rows" else operands[1].nbytes)
+    op = op_by_name(node.op)
+    if op.flops is None:
+        return 2.0 * max(result.size, operands[0].size), nbytes
+    return float(op.flops(*[t.shape for t in operands], **op.full(node.params))), nbytes
 
 
 def expected_rows(count: int, draws: int) -> float:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from ggsched.ir.dtype import F32
 from ggsched.ir.graph import Node
-from ggsched.ir.shapes import BINARY, GATED, UNARY
+from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Tensor
 from ggsched.passes.shard.layout import Layout, Partial, Split, Whole
 
@@ -62,7 +62,7 @@ def decide(node: Node, operands: Sequence[Operand]) -> Decision | None:
     """
     if all(isinstance(o.layout, Whole) for o in operands):
         return None
-    rule = RULES.get(node.op)
+    rule = RULES.get(op_by_name(node.op).sharding or node.op)
     return rule(node, operands) if rule is not None else None
 
 
@@ -310,14 +310,15 @@ def _attention(node: Node, operands: Sequence[Operand]) -> Decision | None:
 
 
 RULES: Final[Mapping[str, Rule]] = {
+    "elements": _broadcast,
+    "linear": _elementwise,
+    "rows": _along_rows,
     "get_rows": _get_rows,
     "set_rows": _set_rows,
     "mul_mat": _mul_mat,
     "mul_mat_id": _mul_mat_id,
     "add_id": _add_id,
-    **dict.fromkeys((*UNARY, *GATED), _broadcast),
-    **dict.fromkeys((*BINARY, "scale"), _elementwise),
-    **dict.fromkeys(("rms_norm", "norm", "soft_max", "argsort", "top_k"), _along_rows),
+    "soft_max": _along_rows,
     "rope": _rope,
     "attention": _attention,
     "sum_rows": _sum_rows,
@@ -325,3 +326,4 @@ RULES: Final[Mapping[str, Rule]] = {
     "cont": _cont,
     "concat": _concat,
 }
+"""By ``OpDef.sharding``, or else by the name of the op."""

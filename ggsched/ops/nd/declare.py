@@ -7,17 +7,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.errors import GraphError
-from ggsched.ir.dtype import ARRAY_DTYPES, DType, dtype_by_name
-from ggsched.ir.ops import OpDef, UserOp
-from ggsched.ir.shapes import Param, Params, fail
-from ggsched.ir.tensor import MAX_AXES, Tensor
+from ggsched.ops.record import ARRAY_AXES, OpDef, Operand, Param, Rule, Shape
 
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
-
-Rule = Callable[..., tuple[str, Sequence[int]]]
-"""``rule(tensors, **params)`` returns type and shape of the result; ``ValueError`` for a misfit."""
 
 PREFIX: Final = "nd."
 VERSION: Final = "1"
@@ -31,9 +23,6 @@ ANY: Final = (*NUMBERS, *BOOLS)
 
 DEFINED: Final[dict[str, OpDef]] = {}
 
-TYPES: Final[dict[str, tuple[str, ...]]] = {}
-"""Names of the types that the first operand of each op can have."""
-
 
 def nd_op(
     name: str,
@@ -42,9 +31,10 @@ def nd_op(
     types: Sequence[str] = ANY,
     over: tuple[int, ...] = (),
     flops: Callable[..., float] | None = None,
-    ufunc: np.ufunc | None = None,
     writes_out: bool = False,
     shared: Mapping[str, Param] | None = None,
+    onnx: str = "",
+    aten: str = "",
     **defaults: Param,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an op by its reference, ``reference(*arrays, **params)``.
@@ -56,39 +46,41 @@ def nd_op(
         types: Of the first operand.
         over: Operands that the result may take over.
         flops: ``flops(*shapes, **params)``; default: two for each element.
-        ufunc: Computes the same into memory that is given.
         writes_out: Whether the reference takes ``out``, to write to instead of a new array.
+        onnx: As in ``OpDef``, and so ``aten``.
+        aten: See ``onnx``.
         shared: Parameters that several ops have.
         defaults: Parameters.
     """
 
     def declare(reference: Callable[..., Any]) -> Callable[..., Any]:
         full = PREFIX + name
-        kernel = _into(reference, ufunc, writes_out)
-        user = UserOp(VERSION, (), reference, {"cpu": kernel}, flops)
-        TYPES[full] = tuple(types)
         DEFINED[full] = OpDef(
             full,
             operands,
-            _infer(full, frozenset(types), rule),
+            _checked(rule),
+            reference,
+            types=(tuple(types),),
             may_overwrite=over,
             defaults={**(shared or {}), **defaults},
-            user=user,
-            max_axes=MAX_AXES,
+            max_axes=ARRAY_AXES,
+            flops=flops,
+            onnx=onnx,
+            aten=aten,
+            version=VERSION,
+            kernels={"cpu": _into(reference, writes_out)},
         )
         return reference
 
     return declare
 
 
-def _into(
-    reference: Callable[..., Any], ufunc: np.ufunc | None, writes_out: bool
-) -> Callable[..., None]:
+def _into(reference: Callable[..., Any], writes_out: bool) -> Callable[..., None]:
     """Return the kernel of ``cpu`` made from a reference."""
 
     def kernel(*arrays: Array, out: Array, **params: Param) -> None:
-        if ufunc is not None and all(a.dtype == out.dtype for a in arrays):
-            ufunc(*arrays, out=out)
+        if isinstance(reference, np.ufunc) and all(a.dtype == out.dtype for a in arrays):
+            reference(*arrays, out=out)
         elif writes_out and out.flags.c_contiguous and out.dtype != np.float16:
             with np.errstate(all="ignore"):
                 reference(*arrays, out=out, **params)
@@ -99,29 +91,21 @@ def _into(
     return kernel
 
 
-def _infer(
-    name: str, types: frozenset[str], rule: Rule
-) -> Callable[[Sequence[Tensor], Params], tuple[DType, Shape]]:
-    known = {t.name for t in ARRAY_DTYPES}
+def _checked(rule: Rule) -> Rule:
+    """Return a rule that refuses other operands than arrays, and results that are too large."""
 
-    def infer(x: Sequence[Tensor], params: Params) -> tuple[DType, Shape]:
-        if x[0].dtype.name not in types or any(t.dtype.name not in known for t in x):
-            raise fail(name, "an operand has a type that the op does not take", x)
-        try:
-            kind, found = rule(x, **params)
-            shape = tuple(int(n) for n in found)
-            dtype = dtype_by_name(kind)
-        except GraphError:
-            raise
-        except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as error:
-            raise fail(name, str(error) or "the operands do not fit", x) from error
+    def checked(x: Sequence[Operand], **params: Param) -> tuple[str, Shape]:
+        if any(t.dtype.name not in ANY for t in x):
+            raise ValueError("an operand has a type that the op does not take")
+        kind, found = rule(x, **params)
+        shape = tuple(int(n) for n in found)
         if any(n < 0 for n in shape) or prod(shape) > MAX_ELEMENTS:
-            raise fail(name, f"the result would have shape {shape}", x)
-        if len(shape) > MAX_AXES:
-            raise fail(name, f"the result would have {len(shape)} axes", x)
-        return dtype, shape
+            raise ValueError(f"the result would have shape {shape}")
+        if len(shape) > ARRAY_AXES:
+            raise ValueError(f"the result would have {len(shape)} axes")
+        return kind, shape
 
-    return infer
+    return checked
 
 
 # --- rules that several ops share ---------------------------------------------------------------
@@ -139,24 +123,19 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(out)
 
 
-def same(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
-    """The result is as operand 0."""
-    return x[0].dtype.name, x[0].shape
-
-
-def joined(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def joined(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """Operands of one type are broadcast."""
     if len({t.dtype for t in x}) > 1:
         raise ValueError("operands must have one type")
     return x[0].dtype.name, broadcast(*(t.shape for t in x))
 
 
-def compared(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def compared(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """Operands of one type are broadcast; the result is bool."""
     return "bool", joined(x)[1]
 
 
-def tested(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def tested(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """A bool for each element."""
     return "bool", x[0].shape
 
@@ -175,7 +154,7 @@ def axis_of(axis: Param, n: int) -> int:
 
 def numpy_type(name: str) -> np.dtype[Any]:
     """Return numpy's type for a name of an element type."""
-    return np.dtype(dtype_by_name(name).host)
+    return np.dtype("?" if name == "bool" else f"{name[0]}{int(name[1:]) // 8}")
 
 
 def whole(x: Array, kind: np.dtype[Any]) -> Array:

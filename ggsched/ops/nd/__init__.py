@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
 
-from ggsched.ir.ops import OpDef
-from ggsched.oplib.declare import DEFINED
+from ggsched.ops.nd.declare import DEFINED
+from ggsched.ops.record import OpDef
 
 _MODULES: Final = (
     "elementwise",
-    "functions",
     "indexing",
     "layout",
     "products",
@@ -32,7 +31,7 @@ def library() -> Mapping[str, OpDef]:
     """Return the definitions of all ops of the library by name.
 
     Examples:
-        >>> from ggsched.oplib import library
+        >>> from ggsched.ops.nd import library
         >>> library()["nd.gather"].operands
         ('x', 'indices')
     """

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import Array, Shape, axis_of, broadcast, nd_op, same
+from ggsched.ops.nd.declare import Array, axis_of, broadcast, nd_op
+from ggsched.ops.record import Operand, Param, Shape, same
 
 
 def _none(*_: Shape, **__: Param) -> float:
@@ -19,7 +18,7 @@ def copy(x: Array) -> Array:
     return x
 
 
-def _transposed(x: Sequence[Tensor], perm: tuple[int, ...]) -> tuple[str, Shape]:
+def _transposed(x: Sequence[Operand], perm: tuple[int, ...]) -> tuple[str, Shape]:
     if sorted(perm) != list(range(len(x[0].shape))):
         raise ValueError(f"{perm} is not a permutation of {len(x[0].shape)} axes")
     return x[0].dtype.name, tuple(x[0].shape[a] for a in perm)
@@ -31,7 +30,7 @@ def transpose(x: Array, perm: tuple[int, ...]) -> Array:
     return x.transpose(perm)
 
 
-def _concat(x: Sequence[Tensor], axis: int) -> tuple[str, Shape]:
+def _concat(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     n = len(x[0].shape)
     axis = axis_of(axis, n)
     rest = {(t.dtype, t.shape[:axis], t.shape[axis + 1 :], len(t.shape)) for t in x}
@@ -53,7 +52,7 @@ def _slices(starts: Sequence[int], stops: Sequence[int], steps: Sequence[int]) -
 
 
 def _sliced(
-    x: Sequence[Tensor], starts: Shape, stops: Shape, steps: Shape
+    x: Sequence[Operand], starts: Shape, stops: Shape, steps: Shape
 ) -> tuple[str, Sequence[int]]:
     shape = x[0].shape
     if not len(starts) == len(stops) == len(steps) == len(shape):
@@ -68,7 +67,7 @@ def take_slice(x: Array, starts: Shape, stops: Shape, steps: Shape) -> Array:
     return x[_slices(starts, stops, steps)]
 
 
-def _expanded(x: Sequence[Tensor], shape: Shape) -> tuple[str, Shape]:
+def _expanded(x: Sequence[Operand], shape: Shape) -> tuple[str, Shape]:
     return x[0].dtype.name, broadcast(x[0].shape, shape) if shape else x[0].shape
 
 
@@ -78,7 +77,7 @@ def expand(x: Array, shape: Shape) -> Array:
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
-def _tiled(x: Sequence[Tensor], repeats: Shape) -> tuple[str, Sequence[int]]:
+def _tiled(x: Sequence[Operand], repeats: Shape) -> tuple[str, Sequence[int]]:
     if len(repeats) != len(x[0].shape) or any(n < 0 for n in repeats):
         raise ValueError("needs a count for each axis")
     return x[0].dtype.name, [n * k for n, k in zip(x[0].shape, repeats, strict=True)]
@@ -93,7 +92,7 @@ def tile(x: Array, repeats: Shape) -> Array:
 _MODES = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
-def _padded(x: Sequence[Tensor], pads: Shape, mode: str, value: bool) -> tuple[str, Sequence[int]]:
+def _padded(x: Sequence[Operand], pads: Shape, mode: str, value: bool) -> tuple[str, Sequence[int]]:
     n = len(x[0].shape)
     if len(pads) != 2 * n or mode not in _MODES:
         raise ValueError(f"needs a known mode and {2 * n} pads")
@@ -119,7 +118,7 @@ def pad(x: Array, *given: Array, pads: Shape, mode: str, value: bool) -> Array:
     return np.pad(x, widths, mode=mode)  # type: ignore[call-overload, no-any-return]
 
 
-def _triangle(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _triangle(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     if len(x[0].shape) < 2:
         raise ValueError("needs two axes")
     return same(x)
@@ -131,7 +130,7 @@ def trilu(x: Array, k: int, upper: bool) -> Array:
     return np.triu(x, k) if upper else np.tril(x, k)
 
 
-def _reversed(x: Sequence[Tensor], time: int, batch: int) -> tuple[str, Shape]:
+def _reversed(x: Sequence[Operand], time: int, batch: int) -> tuple[str, Shape]:
     if len(x[0].shape) < 2 or x[1].shape != (x[0].shape[batch],) or {time, batch} != {0, 1}:
         raise ValueError("needs time and batch in the first two axes and a length for each batch")
     return same(x)

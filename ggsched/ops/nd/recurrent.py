@@ -5,10 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import FLOATS, Array, Shape, nd_op, wide
-from ggsched.oplib.elementwise import sigmoid, softplus
+from ggsched.ops.elementwise import sigmoid, softplus
+from ggsched.ops.nd.declare import FLOATS, Array, nd_op, wide
+from ggsched.ops.record import Operand, Param, Shape
 
 _GATES: Final = {"lstm": 4, "gru": 3, "rnn": 1}
 
@@ -33,7 +32,7 @@ def _rule(kind: str) -> Callable[..., tuple[str, Shape]]:
     gates = _GATES[kind]
 
     def rule(
-        x: Sequence[Tensor],
+        x: Sequence[Operand],
         directions: str,
         activations: str,
         bias: bool,

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, axis_of, nd_op, same, whole, wide
+from ggsched.ops.nd.declare import FLOATS, NUMBERS, Array, axis_of, nd_op, whole, wide
+from ggsched.ops.record import Operand, Param, Shape, same
 
 
-def _reduced(x: Sequence[Tensor], axes: Shape, keepdims: bool) -> tuple[str, Sequence[int]]:
+def _reduced(x: Sequence[Operand], axes: Shape, keepdims: bool) -> tuple[str, Sequence[int]]:
     shape = x[0].shape
     gone = {axis_of(a, len(shape)) for a in axes}
     if len(gone) != len(axes):
@@ -75,7 +74,7 @@ _reduction("log_sum", lambda x, **how: np.log(np.sum(x, **how)))
 _reduction("log_sum_exp", _log_sum_exp)
 
 
-def _along(x: Sequence[Tensor], axis: int, **_: Param) -> tuple[str, Shape]:
+def _along(x: Sequence[Operand], axis: int, **_: Param) -> tuple[str, Shape]:
     axis_of(axis, len(x[0].shape))
     return same(x)
 
@@ -133,7 +132,7 @@ for _name, _f, _start in (("cum_sum", np.cumsum, 0), ("cum_prod", np.cumprod, 1)
     )
 
 
-def _normalized(x: Sequence[Tensor], axes: Shape, eps: float) -> tuple[str, Shape]:
+def _normalized(x: Sequence[Operand], axes: Shape, eps: float) -> tuple[str, Shape]:
     for a in axes:
         axis_of(a, len(x[0].shape))
     return same(x)
@@ -147,7 +146,7 @@ def normalize(x: Array, axes: Shape, eps: float) -> Array:
     return np.asarray(centred / np.sqrt(variance + np.asarray(eps, centred.dtype)))
 
 
-def _lrn(x: Sequence[Tensor], size: int, **_: Param) -> tuple[str, Shape]:
+def _lrn(x: Sequence[Operand], size: int, **_: Param) -> tuple[str, Shape]:
     if len(x[0].shape) < 2 or size < 1:
         raise ValueError("needs channels in axis 1 and a size of at least 1")
     return same(x)

@@ -5,12 +5,11 @@ from math import prod
 
 import numpy as np
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import ANY, FLOATS, Array, Shape, broadcast, nd_op, wide
+from ggsched.ops.nd.declare import ANY, FLOATS, Array, broadcast, nd_op, wide
+from ggsched.ops.record import Operand, Param, Shape
 
 
-def _product(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _product(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     a, b = x[0].shape, x[1].shape
     if x[0].dtype is not x[1].dtype:
         raise ValueError("operands must have one type")
@@ -39,7 +38,7 @@ def matmul(a: Array, b: Array) -> Array:
     return np.asarray(np.matmul(wide(a), wide(b)))
 
 
-def _integer_product(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _integer_product(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     if any(t.dtype.name not in ("i8", "u8") for t in x[:2]):
         raise ValueError("operands must be i8 or u8")
     return "i32", product_shape(x[0].shape, x[1].shape)
@@ -92,7 +91,7 @@ def _terms(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str, dict
     return full, right, extents
 
 
-def _einsum(x: Sequence[Tensor], equation: str) -> tuple[str, Sequence[int]]:
+def _einsum(x: Sequence[Operand], equation: str) -> tuple[str, Sequence[int]]:
     _, right, extents = _terms(equation, [t.shape for t in x])
     if any(c not in extents for c in right):
         raise ValueError(f"{equation!r} makes an axis out of nothing")
@@ -111,7 +110,7 @@ def einsum(*x: Array, equation: str) -> Array:
     return np.asarray(np.einsum(f"{','.join(terms)}->{right}", *work, optimize=len(x) > 1))
 
 
-def _determinant(x: Sequence[Tensor], **_: Param) -> tuple[str, Shape]:
+def _determinant(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     shape = x[0].shape
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError("needs square matrices")
@@ -124,7 +123,7 @@ def det(x: Array) -> Array:
     return np.asarray(np.linalg.det(wide(x)))
 
 
-def _along(x: Sequence[Tensor], axis: int) -> tuple[str, Shape]:
+def _along(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     shape, m = x[0].shape, x[1].shape
     if len(m) != 2 or not 0 <= axis < len(shape) or m[1] != shape[axis]:
         raise ValueError("needs a matrix with as many columns as the axis has elements")

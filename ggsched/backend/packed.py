@@ -15,24 +15,11 @@ import numpy.typing as npt
 
 from ggsched.errors import UsageError
 from ggsched.ir.blocks import REAL_NBYTES, Bits, BlockLayout, Integers, Real
-from ggsched.ir.dtype import ALL_DTYPES, BF16, DType
+from ggsched.ir.dtype import BF16, DType
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
-
-# The type in which numpy holds one element (bf16: its bits; quantised: the bytes of the blocks).
-HOST_DTYPE: Final[dict[str, np.dtype[Any]]] = {t.name: np.dtype(t.host) for t in ALL_DTYPES}
-
-
-def host_shape(dtype: DType, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the numpy array that holds a contiguous tensor.
-
-    That is ``shape`` itself, and ``(..., row_nbytes)`` for quantised types.
-    """
-    if not dtype.is_quantized:
-        return shape
-    return (*shape[:-1], dtype.row_nbytes(shape[-1])) if shape else (dtype.block_nbytes,)
 
 
 def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
@@ -72,7 +59,7 @@ def decode_blocks(blocks: Bytes, dtype: DType) -> Floats:
         if blocks.nbytes > KNOWN_NBYTES:
             return decode_layout(blocks, dtype.layout)
         return _known(blocks.tobytes(), blocks.shape, dtype.layout).copy()
-    plain = blocks.view(HOST_DTYPE[dtype.name])
+    plain = blocks.view(np.dtype(dtype.host))
     if dtype is BF16:
         plain = (plain.astype(np.uint32) << 16).view(np.float32)  # the upper half of an f32
     return plain.astype(np.float64)

@@ -5,12 +5,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import Array, Shape, axis_of, nd_op, numpy_type
+from ggsched.ops.nd.declare import Array, axis_of, nd_op, numpy_type
+from ggsched.ops.record import Operand, Param, Shape
 
 
-def _index(x: Tensor) -> None:
+def _index(x: Operand) -> None:
     if x.dtype.name not in ("i32", "i64"):
         raise ValueError("indices must be i32 or i64")
 
@@ -19,7 +18,7 @@ def _none(*_: Shape, **__: Param) -> float:
     return 0.0
 
 
-def _gathered(x: Sequence[Tensor], axis: int) -> tuple[str, Shape]:
+def _gathered(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     _index(x[1])
     axis = axis_of(axis, len(x[0].shape))
     return x[0].dtype.name, (*x[0].shape[:axis], *x[1].shape, *x[0].shape[axis + 1 :])
@@ -31,7 +30,7 @@ def gather(x: Array, indices: Array, axis: int) -> Array:
     return np.take(x, indices, axis)
 
 
-def _gathered_elements(x: Sequence[Tensor], axis: int) -> tuple[str, Shape]:
+def _gathered_elements(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     _index(x[1])
     axis_of(axis, len(x[0].shape))
     if len(x[1].shape) != len(x[0].shape):
@@ -51,7 +50,7 @@ def _places(indices: Array, axis: int) -> tuple[Array, ...]:
     return tuple(places)
 
 
-def _gathered_nd(x: Sequence[Tensor], batch_dims: int) -> tuple[str, Shape]:
+def _gathered_nd(x: Sequence[Operand], batch_dims: int) -> tuple[str, Shape]:
     _index(x[1])
     data, indices = x[0].shape, x[1].shape
     if not indices or data[:batch_dims] != indices[:batch_dims]:
@@ -80,14 +79,14 @@ _REDUCTIONS: Final[dict[str, Callable[[Array, Any, Array], None]]] = {
 }
 
 
-def _scattered(x: Sequence[Tensor], reduction: str, **_: Param) -> tuple[str, Shape]:
+def _scattered(x: Sequence[Operand], reduction: str, **_: Param) -> tuple[str, Shape]:
     _index(x[1])
     if x[2].dtype is not x[0].dtype or reduction not in _REDUCTIONS:
         raise ValueError("needs updates of the type of x and a known reduction")
     return x[0].dtype.name, x[0].shape
 
 
-def _scattered_elements(x: Sequence[Tensor], axis: int, reduction: str) -> tuple[str, Shape]:
+def _scattered_elements(x: Sequence[Operand], axis: int, reduction: str) -> tuple[str, Shape]:
     axis_of(axis, len(x[0].shape))
     if x[1].shape != x[2].shape or len(x[1].shape) != len(x[0].shape):
         raise ValueError("indices and updates must have one shape, with as many axes as x")
@@ -111,7 +110,7 @@ def scatter_elements(x: Array, indices: Array, updates: Array, axis: int, reduct
     return out
 
 
-def _scattered_nd(x: Sequence[Tensor], reduction: str) -> tuple[str, Shape]:
+def _scattered_nd(x: Sequence[Operand], reduction: str) -> tuple[str, Shape]:
     data, indices = x[0].shape, x[1].shape
     if not indices or indices[-1] > len(data):
         raise ValueError("an index has more elements than x has axes")
@@ -128,7 +127,7 @@ def scatter_nd(x: Array, indices: Array, updates: Array, reduction: str) -> Arra
     return out
 
 
-def _one_hot(x: Sequence[Tensor], depth: int, axis: int) -> tuple[str, Shape]:
+def _one_hot(x: Sequence[Operand], depth: int, axis: int) -> tuple[str, Shape]:
     n = len(x[0].shape) + 1
     axis = axis_of(axis, n)
     if x[1].size != 2 or depth < 0:
@@ -147,7 +146,7 @@ def one_hot(indices: Array, values: Array, depth: int, axis: int) -> Array:
     return np.asarray(np.where(wrapped == steps, on, off))
 
 
-def _top_k(x: Sequence[Tensor], k: int, axis: int, largest: bool) -> tuple[str, Shape]:
+def _top_k(x: Sequence[Operand], k: int, axis: int, largest: bool) -> tuple[str, Shape]:
     axis = axis_of(axis, len(x[0].shape))
     if not 0 <= k <= x[0].shape[axis]:
         raise ValueError(f"k={k} of {x[0].shape[axis]}")
@@ -164,7 +163,7 @@ def top_k(x: Array, k: int, axis: int, largest: bool) -> Array:
     return np.take(order, np.arange(k), axis).astype(numpy_type("i64"))
 
 
-def _arg(x: Sequence[Tensor], axis: int, keepdims: bool, **_: Param) -> tuple[str, Shape]:
+def _arg(x: Sequence[Operand], axis: int, keepdims: bool, **_: Param) -> tuple[str, Shape]:
     axis = axis_of(axis, len(x[0].shape))
     kept = (1,) if keepdims else ()
     if not x[0].shape[axis]:

@@ -11,10 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.ir.dtype import I64, DType
-from ggsched.ir.ops import OpDef, UserOp
-from ggsched.ir.shapes import Param, Params, fail
-from ggsched.ir.tensor import MAX_AXES, Tensor
+from ggsched.ops.record import ARRAY_AXES, OpDef, Operand, Param, Shape, need
 
 SLOT_BITS: Final = 32
 ANY_KIND: Final = "any"
@@ -24,10 +21,12 @@ OPERATIONS_PER_SECOND: Final = 1e9
 _NAME: Final = re.compile(r"task\.[a-z][a-z0-9_]{0,39}")
 
 
-def _infer(x: Sequence[Tensor], params: Params) -> tuple[DType, tuple[int, ...]]:
-    if any(t.dtype is not I64 or t.shape != (1,) for t in x):
-        raise fail("task", "operands must be handles: i64[1]", x)
-    return I64, (1,)
+def _handles(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
+    need(
+        all(t.dtype.name == "i64" and t.shape == (1,) for t in x),
+        "operands must be handles: i64[1]",
+    )
+    return "i64", (1,)
 
 
 def _flops(*_: tuple[int, ...], **params: Param) -> float:
@@ -47,10 +46,12 @@ def _task(name: str) -> OpDef:
     return OpDef(
         name,
         ("handles*",),
-        _infer,
+        _handles,
+        _handle,
         defaults={"slot": 0, "cost": 0.0},
-        user=UserOp("1", (), _handle, {}, _flops),
-        max_axes=MAX_AXES,
+        max_axes=ARRAY_AXES,
+        flops=_flops,
+        version="1",
     )
 
 

@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ggsched.ir.shapes import Param
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import FLOATS, NUMBERS, Array, Shape, nd_op, wide
+from ggsched.ops.nd.declare import FLOATS, NUMBERS, Array, nd_op, wide
+from ggsched.ops.record import Operand, Param, Shape
 
 MAX_DIMENSIONS: Final = 3
 MIN_CHANNELS: Final = 16
@@ -73,7 +72,7 @@ def windows(x: Array, kernel: Shape, strides: Shape, dilations: Shape, out: Shap
 
 
 def _conv(
-    x: Sequence[Tensor],
+    x: Sequence[Operand],
     strides: Shape,
     dilations: Shape,
     pads: Shape,
@@ -206,7 +205,7 @@ def _depthwise(data: Array, w: Array, made: Array, strides: Shape, dilations: Sh
 
 
 def _conv_transpose(
-    x: Sequence[Tensor],
+    x: Sequence[Operand],
     strides: Shape,
     dilations: Shape,
     pads: Shape,
@@ -292,7 +291,7 @@ def conv_transpose(
 
 
 def _pool(
-    x: Sequence[Tensor],
+    x: Sequence[Operand],
     kernel: Shape,
     strides: Shape,
     dilations: Shape,
@@ -305,7 +304,7 @@ def _pool(
     return x[0].dtype.name, (*data[:2], *extents(data[2:], kernel, strides, dilations, pads))
 
 
-def _pool_indices(x: Sequence[Tensor], **p: Param) -> tuple[str, Shape]:
+def _pool_indices(x: Sequence[Operand], **p: Param) -> tuple[str, Shape]:
     return "i64", _pool(x, **p)[1]  # type: ignore[arg-type]
 
 

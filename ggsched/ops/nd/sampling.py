@@ -6,11 +6,11 @@ from math import prod
 
 import numpy as np
 
-from ggsched.ir.tensor import Tensor
-from ggsched.oplib.declare import FLOATS, Array, Shape, nd_op, wide
+from ggsched.ops.nd.declare import FLOATS, Array, nd_op, wide
+from ggsched.ops.record import Operand, Shape
 
 
-def _sampled(x: Sequence[Tensor], mode: str, padding: str, corners: bool) -> tuple[str, Shape]:
+def _sampled(x: Sequence[Operand], mode: str, padding: str, corners: bool) -> tuple[str, Shape]:
     data, grid = x[0].shape, x[1].shape
     n = len(data) - 2
     if n < 1 or len(grid) != len(data) or grid[0] != data[0] or grid[-1] != n:
