@@ -1,17 +1,12 @@
 """``--fit``: let the program choose what goes where, so that it fits."""
 
 import math
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
 from ggsched.cli.options import option, switch
 from ggsched.config import read_size
-
-if TYPE_CHECKING:
-    from ggsched.models.fit import FitRequest
-
-_SMALLEST_CONTEXT: Final = 256
 
 
 class Margin(NamedTuple):
@@ -54,34 +49,3 @@ FIT_OPTIONS: Final = (
         metavar="SIZE|N%",
     ),
 )
-
-
-def fit_request(
-    n_ctx: int,
-    fit_margin: Margin,
-    *,
-    is_context_given: bool,
-    are_layers_given: bool,
-    are_experts_given: bool,
-) -> "FitRequest":
-    """Return what ``--fit`` may choose.
-
-    Args:
-        n_ctx: The context that is wanted; unless it is given, smaller ones will do.
-        fit_margin: What to leave free.
-        is_context_given: Whether ``-c`` is on the command line.
-        are_layers_given: Whether ``-ngl`` is, with a number.
-        are_experts_given: Whether ``--n-cpu-moe`` or ``--cpu-moe`` is.
-    """
-    from ggsched.models.fit import FitRequest
-
-    contexts = [n_ctx]
-    while not is_context_given and contexts[-1] // 2 >= _SMALLEST_CONTEXT:
-        contexts.append(contexts[-1] // 2)
-    return FitRequest(
-        tuple(contexts),
-        margin_nbytes=fit_margin.nbytes,
-        margin_share=fit_margin.share,
-        chooses_layers=not are_layers_given,
-        chooses_experts=not are_experts_given,
-    )

@@ -9,7 +9,7 @@ import click
 
 from ggsched.cli.console import messages
 from ggsched.cli.expert_options import EXPERT_OPTIONS
-from ggsched.cli.fit_options import FIT_OPTIONS, Margin, fit_request
+from ggsched.cli.fit_options import FIT_OPTIONS, Margin
 from ggsched.cli.model_file import MODEL_FILE, Value, key_values
 from ggsched.cli.options import (
     Override,
@@ -27,7 +27,6 @@ from ggsched.errors import UsageError
 
 if TYPE_CHECKING:
     from ggsched.backend.protocols import Device
-    from ggsched.models.fit import FitRequest
     from ggsched.models.load import Model
     from ggsched.models.session import Session
     from ggsched.models.spec import CacheType
@@ -285,6 +284,7 @@ def open_session(
         UsageError: options that make no sense for this model or these devices.
         BackendUnavailable: a device that is not there.
     """
+    from ggsched.models.fit import LEAST_CONTEXT, FitRequest
     from ggsched.models.load import load_model
     from ggsched.models.offload import Offload, OverrideRule
     from ggsched.models.session import Session, SessionOptions
@@ -309,6 +309,8 @@ def open_session(
         settings = replace(
             settings, verify=options.verify, sanitize="plan" if options.verify else "off"
         )
+    least_ctx = None if options.n_ctx or n_ctx else LEAST_CONTEXT
+    fit = FitRequest(least_ctx, options.fit_margin.nbytes, options.fit_margin.share)
     sizes = SessionOptions(
         n_ctx=n_ctx or _context(options.n_ctx, model),
         n_batch=options.n_batch,
@@ -319,7 +321,7 @@ def open_session(
         placement=options.placement,
         split_mode=options.split_mode,
         group_size=options.tensor_group,
-        fit=_fit(options, model, n_ctx) if options.fit else None,
+        fit=fit if options.fit else None,
         cache_type=_cache_type(options),
         n_parallel=n_parallel,
         expected=None if expected is None else expected(model),
@@ -333,16 +335,6 @@ def open_session(
         session.close()
         raise
     return session
-
-
-def _fit(options: ModelOptions, model: "Model", n_ctx: int) -> "FitRequest":
-    return fit_request(
-        n_ctx or _context(options.n_ctx, model),
-        options.fit_margin,
-        is_context_given=bool(options.n_ctx or n_ctx),
-        are_layers_given=options.n_gpu_layers is not None,
-        are_experts_given=bool(options.cpu_moe or options.n_cpu_moe),
-    )
 
 
 def _cache_type(options: ModelOptions) -> "CacheType":

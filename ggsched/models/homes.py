@@ -7,6 +7,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import BatchSize, kv_bucket
 from ggsched.models.fit import Fit, fit
+from ggsched.models.layer_costs import layer_costs
 from ggsched.models.offload import (
     EMBEDDING,
     LEFT_FOR_RESULTS,
@@ -20,7 +21,7 @@ from ggsched.models.offload import (
 )
 from ggsched.models.session_options import SessionOptions
 from ggsched.models.spec import ModelSpec
-from ggsched.models.stage_balance import balanced_layers
+from ggsched.models.stage_balance import balanced_layers, split_reasons
 from ggsched.passes.place import Constraints
 from ggsched.plan.bundle import Plan
 from ggsched.scheduler import Scheduler
@@ -114,6 +115,7 @@ def fit_options(
         scheduler.free_nbytes(),
         options.offload,
         options.fit,
+        n_ctx=options.n_ctx,
         step=options.step,
         make=make,
     )
@@ -145,23 +147,28 @@ def balance_options(
     is_asked = offload.split_by == "cost"
     if not is_asked and (offload.split_by or not _are_alike(topology, targets)):
         return options
-    step = min(options.step, options.n_ctx)
-    share = 1.0 if is_asked else 1 - LEFT_FOR_RESULTS
-    try:
-        split = balanced_layers(
-            spec,
-            topology,
-            rates,
-            offload,
-            BatchSize(step, kv_bucket(step, options.n_ctx), 1),
-            n_ctx=options.n_ctx,
-            limits=[int(share * free[t]) for t in targets],
+    if not targets:
+        raise UsageError(
+            "there are no devices to divide layers among",
+            why=f"devices: {', '.join(d.name for d in topology.devices)}",
+            hint="name several in --devices",
         )
-    except UsageError:
-        if is_asked:
-            raise
+    step = min(options.step, options.n_ctx)
+    run = BatchSize(step, kv_bucket(step, options.n_ctx), 1), 1
+    costs = layer_costs(spec, topology, rates, offload, [run], options.n_ctx)
+    share, count = 1.0 if is_asked else 1 - LEFT_FOR_RESULTS, len(costs.nbytes)
+    limits = [int(share * free[t]) for t in targets]
+    wanted = count if offload.n_gpu_layers is None else min(count, offload.n_gpu_layers)
+    split = balanced_layers(costs, wanted, offload.n_cpu_moe, limits)
+    if split is None and is_asked:
+        raise UsageError(
+            f"no split of {wanted} layers fits {len(targets)} devices",
+            hint="offload fewer layers (-ngl), or let --fit choose",
+        )
+    if split is None:
         return options
-    counted = replace(offload, stage_layers=split.counts, stage_reasons=split.reasons)
+    reasons = split_reasons(costs, split.counts, offload.n_cpu_moe, limits, step)
+    counted = replace(offload, stage_layers=split.counts, stage_reasons=reasons)
     return replace(options, offload=counted)
 
 

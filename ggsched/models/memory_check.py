@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from ggsched.errors import GgschedError, OutOfDeviceMemory
-from ggsched.models.fit import Fit, FitRequest, shortage
+from ggsched.models.fit import LEAST_CONTEXT, Fit, FitRequest, lacking_text, shortage
 from ggsched.models.homes import fit_options
 from ggsched.models.load import load_model
 from ggsched.models.offload import source_name
@@ -13,9 +13,7 @@ from ggsched.models.sampling import Sampling
 from ggsched.models.session import Session
 from ggsched.models.spec import ModelSpec
 from ggsched.passes.shard.names import part_of
-from ggsched.units import nbytes_text
 
-_SMALLEST_CONTEXT: Final = 256
 _FIRST_STEPS: Final = 2
 """Tokens that are looked at after the prompt: later steps need little more."""
 
@@ -45,11 +43,10 @@ def check_memory(
     missing = memory_shortage(session, n_prompt, all_logits=all_logits, sampling=sampling)
     if not missing:
         return
-    lacking = " and ".join(f"{nbytes_text(n)} on {name}" for name, n in missing.items())
     raise OutOfDeviceMemory(
         "the model does not fit the memory that is free",
         where=session.model.file.path,
-        why=f"{lacking} are missing",
+        why=f"{lacking_text(missing)} are missing",
         hint=_advice(session, all_logits)
         if session.sharing is None
         else "take more devices or a smaller -c, or other shares (-ts)",
@@ -133,12 +130,9 @@ def _fit(session: Session, spec: ModelSpec, all_logits: bool) -> Fit:
         OutOfDeviceMemory: nothing fits.
     """
     options = session.options
-    contexts = [options.n_ctx]
-    while contexts[-1] // 2 >= _SMALLEST_CONTEXT:
-        contexts.append(contexts[-1] // 2)
     offload = replace(
         options.offload, n_gpu_layers=None, n_cpu_moe=0, tensor_split=None, stage_layers=None
     )
-    request = FitRequest(tuple(contexts), all_logits=all_logits)
+    request = FitRequest(LEAST_CONTEXT, all_logits=all_logits)
     wanted = replace(options, fit=request, offload=offload, placement="ggml")
     return fit_options(spec, session.scheduler, session.rates, wanted)[1]

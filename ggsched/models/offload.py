@@ -25,7 +25,7 @@ from typing import Final, Literal
 
 from ggsched.errors import UsageError
 from ggsched.models.hparams import HParams
-from ggsched.models.spec import ModelSpec
+from ggsched.models.spec import ModelSpec, block_of, expert_block_of
 from ggsched.models.token_inputs import NEXT_TOKEN
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
@@ -33,8 +33,6 @@ from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
-_EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
-_BLOCK: Final = re.compile(r"^blk\.(\d+)\.")
 _WITH_FIRST: Final = (
     "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
     "one before it"
@@ -138,8 +136,8 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
             missing = op_key("set_rows", spec.cache_dtype.name)
             reasons[name] = f"{devices[homes[name]].name} lacks {missing} (-ctk)"
             homes[name] = host
-        match = _EXPERTS.match(name)
-        if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
+        experts = expert_block_of(name)
+        if experts is not None and experts < offload.n_cpu_moe and homes[name] != host:
             homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
         matching = [i for i, r in enumerate(offload.overrides) if r.pattern.search(name)]
         for i in matching:
@@ -225,9 +223,8 @@ def entry_index(
 def _by_layer(
     name: str, spec: ModelSpec, layer_device: Sequence[int], host: int, entry: int, why: str
 ) -> tuple[int, str]:
-    match = _BLOCK.match(name)
-    if match:
-        layer = int(match[1])
+    layer = block_of(name)
+    if layer is not None:
         device = layer_device[layer]
         where = "offloaded" if device != host else "on the host"
         return device, f"block {layer} is {where} ({why})"
@@ -277,11 +274,12 @@ def _stage_reasons(
 
 def _with_stage(name: str, reason: str, in_stage: Mapping[int, str], n_layer: int) -> str:
     """Return the reason for a tensor, with its stage if its layer is in one of several."""
-    block = _BLOCK.match(name)
-    layer = int(block[1]) if block else n_layer
-    if layer not in in_stage or not (block or reason.startswith("output layer")):
-        return reason
-    return f"block {layer} is in {in_stage[layer]}" if block else f"{reason}; {in_stage[layer]}"
+    block = block_of(name)
+    if block is not None and block in in_stage:
+        return f"block {block} is in {in_stage[block]}"
+    if n_layer in in_stage and reason.startswith("output layer"):
+        return f"{reason}; {in_stage[n_layer]}"
+    return reason
 
 
 def _rule_of_stages(offload: Offload, stage: int) -> str:

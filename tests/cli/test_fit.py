@@ -5,7 +5,7 @@ import json
 import click
 import pytest
 
-from ggsched.cli.fit_options import Margin, fit_request, margin
+from ggsched.cli.fit_options import Margin, margin
 from ggsched.cli.main import main
 from tests.models.helpers import ORACLE
 
@@ -44,19 +44,6 @@ def test_smaller_contexts_are_tried_where_none_is_given(call, monkeypatch):
     assert code == 2
     assert "no way to spread the model fits: -c 256 comes closest and lacks" in err
     assert err.count("\n") == 1
-
-
-def test_requests():
-    def request(**given):
-        flags = dict.fromkeys(("is_context_given", "are_layers_given", "are_experts_given"), False)
-        return fit_request(4096, Margin(7, 0.25), **{**flags, **given})
-
-    assert request().contexts == (4096, 2048, 1024, 512, 256)
-    assert request(is_context_given=True).contexts == (4096,)
-    assert (request().margin_nbytes, request().margin_share) == (7, 0.25)
-    assert request().chooses_layers
-    assert not request(are_layers_given=True).chooses_layers
-    assert not request(are_experts_given=True).chooses_experts
 
 
 def test_margins():

@@ -56,7 +56,7 @@ def cpus(count, memory=8 * GIB):
     return machine(*(device(f"cpu:{i}", memory_nbytes=memory, **CPU) for i in range(count)))
 
 
-FIT, WIDE = FitRequest((512, 256)), FitRequest((2048, 1024, 512))
+FIT = FitRequest(256)
 ONE, TWO, THREE = gpus(8 * GIB), gpus(8 * GIB, 8 * GIB), gpus(*3 * [8 * GIB])
 LEVEL, UNEVEN = gpus(8 * GIB, 8 * GIB, cpu=0), gpus(8 * GIB, 2 * GIB)
 SESSIONS = {
@@ -90,13 +90,13 @@ SESSIONS = {
     "fit tied without a CPU": ("tied", gpus(700 * MIB, 500 * MIB, cpu=0), {"fit": FIT}),
     "fit tied, nothing fits": ("tied", gpus(50 * MIB, cpu=100 * MIB), {"fit": FIT}),
     "fit untied, a smaller context": ("untied", gpus(300 * MIB, cpu=1640 * MIB),
-                                      {"fit": WIDE, "n_ctx": 2048}),
+                                      {"fit": FitRequest(512), "n_ctx": 2048}),
     "fit untied on three GPUs": ("untied", gpus(600 * MIB, 500 * MIB, 400 * MIB), {"fit": FIT}),
     "fit untied on a CPU": ("untied", cpus(1), {"fit": FIT}),
     "fit untied on a processor": ("untied", processor(3 * GIB), {"fit": FIT}),
     "fit untied, two layers": (
         "untied", gpus(900 * MIB),
-        {"offload": Offload(n_gpu_layers=2), "fit": replace(FIT, chooses_layers=False)},
+        {"offload": Offload(n_gpu_layers=2), "fit": FIT},
     ),
     "fit untied by shares": (
         "untied", TWO, {"fit": FIT, "offload": Offload(tensor_split=(3.0, 1.0))}
@@ -111,7 +111,7 @@ SESSIONS = {
     ),
     "fit experts, one block on the host": (
         "experts", ONE,
-        {"offload": Offload(n_cpu_moe=1), "fit": replace(FIT, chooses_experts=False)},
+        {"offload": Offload(n_cpu_moe=1), "fit": FIT},
     ),
 }  # fmt: skip
 DEFAULTS = {
