@@ -13,8 +13,7 @@ import click
 from ggsched.backend.registry import BackendStatus, discover
 from ggsched.cli.console import columns, output, write_json
 from ggsched.cli.model_file import BUNDLED, bundled_model
-from ggsched.cli.options import device_names, json_option, option
-from ggsched.cli.planning_options import streams_option
+from ggsched.cli.options import device_names, json_option, option, settings_options
 from ggsched.cli.run_stats import measured_lines, session_stats, stats_line
 from ggsched.config import Settings
 from ggsched.errors import InternalError
@@ -52,7 +51,7 @@ class Sum:
 )
 @json_option
 @click.pass_obj
-@streams_option
+@settings_options("streams")
 def demo(settings: Settings, devices: tuple[str, ...] | None, as_json: bool) -> int:
     """Split a small model over two devices; check its answers."""
     with bundled_model() as path:

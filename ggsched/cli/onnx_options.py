@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import wraps
 from io import BytesIO
 from math import prod
@@ -13,6 +12,7 @@ import click
 import numpy as np
 
 from ggsched.cli.console import write_json
+from ggsched.cli.model_options import verified
 from ggsched.cli.options import option, with_options
 from ggsched.cli.output_files import check_writable
 from ggsched.cli.trace_file import Wanted, recording
@@ -178,9 +178,7 @@ def _run(
     model = open_model(given["model"], dims, constants)
     arrays = {name: _load(path) for name, path in inputs}
     _check(model, arrays)
-    if given["verify"] is not None:
-        verify: bool = given["verify"]
-        settings = replace(settings, verify=verify, sanitize="plan" if verify else "off")
+    settings = verified(settings, given["verify"])
     wanted = Wanted(given["trace"], given["html"], given["report"])
     with (
         recording(wanted, "ggsched run") as recorder,

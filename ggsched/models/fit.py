@@ -13,6 +13,7 @@ from math import comb
 from typing import Final
 
 from ggsched.errors import OutOfDeviceMemory
+from ggsched.flags import flag, number, read_size
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import BatchSize, batch_schedule, kv_bucket
 from ggsched.models.layer_costs import Candidate, LayerCosts, layer_costs
@@ -40,6 +41,20 @@ Make = Callable[[Graph, Homes], Plan]
 """Makes a plan as the session will, with weights and caches at home there."""
 
 
+def read_margin(text: str) -> tuple[int, float]:
+    """Read ``512MiB`` or ``5%``, as bytes and as a share.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.endswith("%"):
+        share = number(text[:-1]) / 100
+        if share >= 1:
+            raise ValueError(f"{text!r} is not a share from 0% to below 100%")
+        return 0, share
+    return read_size(text), 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class FitRequest:
     """What ``--fit`` may choose, and how much it leaves.
@@ -49,14 +64,21 @@ class FitRequest:
     Attributes:
         least_ctx: The context is halved down to this many rows where nothing else fits; None keeps
             it as it is wanted.
-        margin_nbytes: Bytes of each memory to leave free.
-        margin_share: Share of the free bytes to leave free; the larger margin counts.
+        margin: Bytes of each memory to leave free, and a share of what is free; the larger counts.
         all_logits: Whether each token of a prompt gets logits.
     """
 
     least_ctx: int | None = None
-    margin_nbytes: int = 0
-    margin_share: float = 0.05
+    margin: tuple[int, float] = flag(
+        (0, 0.05),
+        "--fit-margin",
+        "Memory of each device that --fit leaves free.",
+        read_margin,
+        param="fit_margin",
+        heading="Devices, and what lives where",
+        metavar="SIZE|N%",
+        unset="5%",
+    )
     all_logits: bool = False
 
     def contexts(self, n_ctx: int) -> Iterator[int]:
@@ -68,7 +90,8 @@ class FitRequest:
 
     def limits(self, free: Sequence[int]) -> tuple[int, ...]:
         """Return the bytes of each device that may be used, of those that are free."""
-        return tuple(n - max(self.margin_nbytes, int(self.margin_share * n)) for n in free)
+        nbytes, share = self.margin
+        return tuple(n - max(nbytes, int(share * n)) for n in free)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched.flags import flag
 from ggsched.models.hparams import HParams
 from ggsched.models.spec import ModelSpec, block_of, expert_block_of
 from ggsched.models.token_inputs import NEXT_TOKEN
@@ -33,6 +34,7 @@ from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
+_HEADING: Final = "Devices, and what lives where"
 _WITH_FIRST: Final = (
     "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
     "one before it"
@@ -52,6 +54,60 @@ class OverrideRule:
     device: str
 
 
+def _layers(text: str) -> int | None:
+    if text in ("all", "auto", "-1"):
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a number of layers nor 'all'") from None
+    if number < 0:
+        raise ValueError(f"{number} layers: a number of layers is not negative")
+    return number
+
+
+def read_shares(text: str) -> tuple[float, ...]:
+    """Read ``3,1``: shares of several devices, of which one at least is above 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        numbers = tuple(float(part) for part in re.split("[,/]", text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of shares such as 3,1") from None
+    if not all(math.isfinite(n) and n >= 0 for n in numbers) or not any(numbers):
+        raise ValueError(f"{text!r}: shares are 0 or more, and not all 0")
+    return numbers
+
+
+def read_overrides(text: str) -> tuple[OverrideRule, ...]:
+    """Read ``REGEX=DEVICE,...``; a comma within REGEX, as in ``{1,2}``, stays.
+
+    Raises:
+        ValueError: a rule names no device, or what is not a regular expression.
+    """
+    rules, left = [], ""
+    for part in re.split("([,;])", text):
+        left += part if left or part not in ",;" else ""
+        if "=" in part:
+            rules.append(_override(left))
+            left = ""
+    if left:
+        _override(left)  # raises: it names no device
+    return tuple(rules)
+
+
+def _override(text: str) -> OverrideRule:
+    pattern, _, device = text.rpartition("=")
+    if not pattern or not device.strip():
+        raise ValueError(f"{text!r} is not REGEX=DEVICE, as in 'ffn_.*_exps=cpu:0'")
+    try:
+        return OverrideRule(re.compile(pattern), device.strip())
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
 SplitBy = Literal["memory", "cost", "equal"]
 
 
@@ -60,24 +116,55 @@ class Offload:
     """What the user requests.
 
     Attributes:
-        n_gpu_layers: Layers on accelerators, the output layer first; None for all.
-        n_cpu_moe: Leading blocks whose experts stay on the host device.
-        tensor_split: Shares of the accelerators in order; None for what ``split_by`` says.
-        overrides: Rules that win over everything; the first that matches counts.
-        split_by: How layers are divided among accelerators: by ``memory``, so that the slowest
-            has the least ``cost``, or in ``equal`` numbers; None for memory, and in a session for
-            cost among accelerators of equal memory.
+        n_gpu_layers: The output layer counts as the first; None for all.
+        split_by: None for memory, and in a session for cost among accelerators of equal memory.
         stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
         stage_reasons: Why each of them gets as many, for people; none where nobody says so.
         experts: Whether layers and experts whose weights are on the host device are computed by
             accelerators all the same.
     """
 
-    n_gpu_layers: int | None = None
-    n_cpu_moe: int = 0
-    tensor_split: tuple[float, ...] | None = None
-    overrides: tuple[OverrideRule, ...] = ()
-    split_by: SplitBy | None = None
+    n_gpu_layers: int | None = flag(
+        None,
+        "-ngl --gpu-layers --n-gpu-layers",
+        "Layers on accelerators, counted from the output layer. [default: all]",
+        _layers,
+        heading=_HEADING,
+        metavar="N",
+    )
+    n_cpu_moe: int = flag(
+        0,
+        "-ncmoe --n-cpu-moe",
+        "Keep the experts of the first N blocks on the CPU.",
+        0,
+        heading=_HEADING,
+    )
+    tensor_split: tuple[float, ...] | None = flag(
+        None,
+        "-ts --tensor-split",
+        "Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
+        read_shares,
+        heading=_HEADING,
+        metavar="A,B,...",
+    )
+    overrides: tuple[OverrideRule, ...] = flag(
+        (),
+        "-ot --override-tensor",
+        "Put matching weights and caches on a device. May be repeated; the first match wins.",
+        read_overrides,
+        heading=_HEADING,
+        metavar="REGEX=DEVICE,...",
+        multiple=True,
+    )
+    split_by: SplitBy | None = flag(
+        None,
+        "--split-by",
+        "How layers are divided among accelerators, or among all devices where there are "
+        "none; cost: so that the slowest has the least to do. "
+        "[default: cost among accelerators of equal memory, else memory]",
+        ("memory", "cost", "equal"),
+        heading=_HEADING,
+    )
     stage_layers: tuple[int, ...] | None = None
     stage_reasons: tuple[str, ...] = field(default=(), compare=False)
     experts: ExpertPolicy = field(default_factory=lambda: ExpertPolicy("auto", ring=2))

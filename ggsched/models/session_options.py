@@ -1,9 +1,10 @@
 """What a session is to be like."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched.flags import flag
 from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
@@ -14,6 +15,16 @@ from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
 
 SplitMode = Literal["layer", "tensor"]
+HOMES: Final = "Devices, and what lives where"
+_PIPELINES: Final = "Threads, streams and pipelines"
+
+
+def _buffers(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is neither a number from 1 on nor 'auto'")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,25 +32,18 @@ class SessionOptions:
     """Sizes of a session.
 
     Attributes:
-        n_ctx: Rows of the KV cache: the maximum number of tokens of the sequence.
-        n_batch: Maximum number of tokens that are fed at once.
-        n_ubatch: Maximum number of tokens of one micro-batch, which is one run of a plan.
+        n_ctx: Rows of the KV cache.
         offload: Where weights and caches live.
-        pipelining: Whether the micro-batches of a batch run as one graph, so that several devices
-            work at once; ``auto`` where that is predicted to pay.
-        pipeline_buffers: Buffers for each tensor that a stage passes to the next; None for the
-            default.
+        pipeline_buffers: For each tensor that a stage passes to the next; None for the default.
         plans_kept: Number of plans whose memory is kept.
         fit: Which options to choose so that everything fits into free memory; the chosen values
             replace those given here. None chooses nothing.
-        placement: Decides where nodes run: ``"ggml"``, ``"cost"`` or a policy. All but ``"ggml"``
-            also choose homes of weights and caches, for a decoding step with a full context, and
-            use only the overrides and experts of ``offload``.
+        placement: ``"ggml"``, ``"cost"`` or a policy. All but ``"ggml"`` also choose homes of
+            weights and caches, for a decoding step with a full context, and use only the overrides
+            and experts of ``offload``.
         cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
-        split_mode: ``layer``: a layer lives on one device; ``tensor``: devices share each layer, in
-            shares of ``offload.tensor_split`` (see ``ggsched.models.tensor_split``).
-        group_size: With ``tensor``, how many devices share a layer; several groups of them form a
-            pipeline. None for all devices.
+        split_mode: See ``ggsched.models.tensor_split``.
+        group_size: None for all devices.
         n_parallel: Maximum number of sequences, see ``Session.sequences``; each has
             ``n_ctx // n_parallel`` rows of the cache.
         expected: Tokens of the prompt and of the answer for which default devices are compared, as
@@ -50,18 +54,71 @@ class SessionOptions:
         >>> options = SessionOptions(n_ctx=256, cache_type="f16")
     """
 
-    n_ctx: int = 512
-    n_batch: int = 2048
-    n_ubatch: int = 512
+    n_ctx: int = flag(
+        512,
+        "-c --ctx-size",
+        "Tokens that the context holds. [default: the model's, at most 4096]",
+        0,
+        heading="Sizes",
+        unset=0,
+    )
+    n_batch: int = flag(
+        2048, "-b --batch-size", "Tokens that are fed at once at most.", 1, heading="Sizes"
+    )
+    n_ubatch: int = flag(
+        512,
+        "-ub --ubatch-size",
+        "Tokens of one micro-batch, which is one run of a plan.",
+        1,
+        heading="Sizes",
+    )
     offload: Offload = field(default_factory=Offload)
-    pipelining: Pipelining = "auto"
-    pipeline_buffers: int | None = None
+    pipelining: Pipelining = flag(
+        "auto",
+        "--pipeline",
+        "Several devices work on the micro-batches of a batch at once; auto: where that is "
+        "predicted to pay.",
+        ("auto", "on", "off"),
+        heading=_PIPELINES,
+    )
+    pipeline_buffers: int | None = flag(
+        None,
+        "--pipeline-buffers",
+        "Buffers for what a pipeline hands from device to device. [default: auto, 2]",
+        _buffers,
+        heading=_PIPELINES,
+        metavar="N",
+        old="--slots",
+    )
     plans_kept: int = 16
     fit: FitRequest | None = None
-    placement: PlacementPolicy | str = "ggml"
+    placement: PlacementPolicy | str = flag(
+        "ggml",
+        "--placement",
+        "What decides where nodes run: ggml's rules, which follow weights and layers; or the "
+        "least predicted time (cost), which also chooses where weights live. auto: cost for ONNX "
+        "models, else ggml.",
+        ("auto", "ggml", "cost"),
+        heading=HOMES,
+        unset="auto",
+    )
     cache_type: CacheType = "auto"
-    split_mode: SplitMode = "layer"
-    group_size: int | None = None
+    split_mode: SplitMode = flag(
+        "layer",
+        "-sm --split-mode",
+        "layer: each layer lives on one device. tensor: devices share each layer, heads and "
+        "columns of its matrices, in the shares of -ts.",
+        ("layer", "tensor"),
+        heading=HOMES,
+    )
+    group_size: int | None = flag(
+        None,
+        "--tensor-group",
+        "With -sm tensor, devices that share a layer; several groups of them form a pipeline. "
+        "[default: all devices]",
+        2,
+        heading=HOMES,
+    )
     n_parallel: int = 1
     expected: tuple[int, int] | None = None
 

@@ -2,11 +2,10 @@
 
 import json
 
-import click
 import pytest
 
-from ggsched.cli.fit_options import Margin, margin
 from ggsched.cli.main import main
+from ggsched.models.fit import read_margin
 from tests.models.helpers import ORACLE
 
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
@@ -47,9 +46,9 @@ def test_smaller_contexts_are_tried_where_none_is_given(call, monkeypatch):
 
 
 def test_margins():
-    assert margin("512MiB") == Margin(512 << 20, 0.0)
-    assert margin("0") == Margin(0, 0.0)
-    assert margin("12.5%") == Margin(0, 0.125)
+    assert read_margin("512MiB") == (512 << 20, 0.0)
+    assert read_margin("0") == (0, 0.0)
+    assert read_margin("12.5%") == (0, 0.125)
     for text in ("", "%", "100%", "-1%", "nan%", "much", "-5"):
-        with pytest.raises(click.BadParameter):
-            margin(text)
+        with pytest.raises(ValueError, match="is not a"):
+            read_margin(text)

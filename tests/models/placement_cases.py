@@ -107,7 +107,7 @@ SESSIONS = {
     "fit experts, some": ("experts", gpus(1300 * MIB), {"fit": FIT}),
     "fit experts on two GPUs": ("experts", gpus(1200 * MIB, 700 * MIB), {"fit": FIT}),
     "fit experts with a margin": (
-        "experts", gpus(1300 * MIB), {"fit": replace(FIT, margin_nbytes=600 * MIB)}
+        "experts", gpus(1300 * MIB), {"fit": replace(FIT, margin=(600 * MIB, 0.05))}
     ),
     "fit experts, one block on the host": (
         "experts", ONE,

@@ -33,7 +33,7 @@ from ggsched.topology.model import CopyPath, Topology
 from tests.models.helpers import tiny_gguf
 
 STEP, CONTEXTS, LAYERS = 8, (64, 32), 2
-EVERYTHING = FitRequest(CONTEXTS[-1], margin_share=0.0)
+EVERYTHING = FitRequest(CONTEXTS[-1], (0, 0.0))
 
 
 def machine(accelerators, shared=False, cpu=True):
@@ -261,8 +261,8 @@ def test_the_margin_is_left(cases):
     slow = replace(rates.devices[1], node_s=1.0)
     rates = replace(rates, devices=(rates.devices[0], slow))
 
-    def layers(free, **margin):
-        request = FitRequest(**{"margin_share": 0.0, **margin})
+    def layers(free, nbytes=0, share=0.0):
+        request = FitRequest(margin=(nbytes, share))
         found = fit(
             case.spec, case.topology, rates, free, Offload(), request,
             n_ctx=choice.n_ctx, step=STEP, make=case.make,
@@ -271,10 +271,10 @@ def test_the_margin_is_left(cases):
 
     room = [need[0], 1 << 30]
     assert layers(room) == choice.n_gpu_layers
-    assert layers(room, margin_nbytes=1) < choice.n_gpu_layers
-    assert layers([need[0] + 1000, 1 << 30], margin_nbytes=1000) == choice.n_gpu_layers
-    assert layers([need[0] * 2, 1 << 30], margin_share=0.5) == choice.n_gpu_layers
-    assert layers([need[0] * 2 - 2, 1 << 30], margin_share=0.5) < choice.n_gpu_layers
+    assert layers(room, nbytes=1) < choice.n_gpu_layers
+    assert layers([need[0] + 1000, 1 << 30], nbytes=1000) == choice.n_gpu_layers
+    assert layers([need[0] * 2, 1 << 30], share=0.5) == choice.n_gpu_layers
+    assert layers([need[0] * 2 - 2, 1 << 30], share=0.5) < choice.n_gpu_layers
 
 
 def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):

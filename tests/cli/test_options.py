@@ -1,0 +1,92 @@
+"""Options that fields of a record declare: one line there is an option, and its value."""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+
+import click
+import pytest
+
+from ggsched.cli.help_groups import GROUPS
+from ggsched.cli.options import record_of, record_options, with_options
+from ggsched.cli.page import commands
+from ggsched.config import Settings
+from ggsched.flags import flag, number, read_size
+from ggsched.models.fit import FitRequest
+from ggsched.models.sampling import Sampling
+from ggsched.models.session_options import SessionOptions
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int = flag(0, "--part-size", "Bytes.", read_size, param="part_size", metavar="BYTES")
+    rest: str = "not an option"
+
+
+@dataclass(frozen=True)
+class Whole:
+    count: int = flag(3, "-c --count", "How many.", 1, old="--number")
+    kind: str = flag("a", "--kind", "Which.", ("a", "b"), unset="b")
+    shares: tuple = flag((), "--share", "Some.", lambda t: (number(t),), multiple=True)
+    speed: float = flag(1.0, "--speed", "How fast.", float, "is not a speed")
+    part: Part = field(default_factory=Part)
+
+
+def parsed(*words):
+    values = {}
+    made = with_options(lambda **given: values.update(given), [*record_options(Whole)])
+    click.command("try")(made).main(words, standalone_mode=False)
+    return record_of(Whole, values)
+
+
+def test_values_become_a_record():
+    words = [
+        "-c",
+        "5",
+        "--kind",
+        "a",
+        "--share",
+        "1",
+        "--share",
+        "2",
+        "--speed",
+        "7",
+        "--part-size",
+        "2KiB",
+    ]
+    assert parsed(*words) == Whole(5, "a", (1.0, 2.0), 7.0, Part(2048))
+
+
+def test_the_default_is_the_field_s_unless_the_command_line_has_another():
+    assert parsed() == Whole(3, "b", (), 1.0, Part())
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("-c 0", "not in the range"),
+        ("--kind c", "is not one of"),
+        ("--share x", "'x' is not a number of 0 or more"),
+        ("--speed x", "'x' is not a speed"),
+        ("--part-size x", "'x' is not a number of bytes"),
+    ],
+)
+def test_a_value_that_is_refused_is_named(words, wrong):
+    with pytest.raises(click.BadParameter, match=wrong):
+        parsed(*words.split())
+
+
+def flags(record):
+    """Yield the options of a record and of records within it, with the names of parameters."""
+    for own in fields(record):
+        if own.metadata.get("flag"):
+            yield own.metadata["flag"].param or own.name, own.metadata["flag"]
+        elif isinstance(own.type, type) and is_dataclass(own.type):
+            yield from flags(own.type)
+
+
+@pytest.mark.parametrize("record", [Settings, SessionOptions, FitRequest, Sampling])
+def test_each_declared_option_is_an_option_of_run_under_a_heading(record):
+    params = {p.name: p for p in commands()["run"].params}
+    for name, declared in flags(record):
+        assert set(declared.names.split()) <= set(params[name].opts)
+        assert params[name].help == declared.text
+        assert declared.heading in GROUPS
