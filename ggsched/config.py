@@ -121,8 +121,8 @@ def _flag(text: str) -> bool:
 def _variable(
     default: Any,
     values: str,
-    meaning: str,
     parse: Callable[[str], Any],
+    meaning: str,
     *,
     owner: str = "ggsched",
     unset: str = "",
@@ -147,190 +147,138 @@ class Settings:
     """
 
     backends: tuple[str, ...] | None = _variable(
-        None,
-        "names with commas between them, e.g. opencl,cpu",
+        None, "names with commas between them, e.g. opencl,cpu", _names,
         "Which backends may be used, in order of preference.",
-        _names,
-    )
+    )  # fmt: skip
     timeout_s: float = _variable(
-        30.0,
-        "a positive number of seconds",
+        30.0, "a positive number of seconds", _seconds,
         "How long a wait for a device goes on without any progress before it is given up. "
         "Progress is a command that any stream completes, and on cpu and opencl a node or kernel "
         "of a launch, or that it computes.",
-        _seconds,
-    )
+    )  # fmt: skip
     sanitize: Sanitize = _variable(
-        "plan",
-        "off or plan",
+        "plan", "off or plan", _one_of("off", "plan"),
         "plan: each new plan is checked for races before it runs.",
-        _one_of("off", "plan"),
-    )
+    )  # fmt: skip
     verify: bool = _variable(
-        True,
-        "0 or 1",
+        True, "0 or 1", _flag,
         "1: what each pass makes is verified before the next pass reads it.",
-        _flag,
-    )
+    )  # fmt: skip
     fuse: bool = _variable(
-        True,
-        "0 or 1",
+        True, "0 or 1", _flag,
         "0: every node runs by itself, also where a device can compile groups of nodes as one.",
-        _flag,
-    )
+    )  # fmt: skip
     debug: int = _variable(
-        0,
-        "0 to 4",
+        0, "0 to 4", _one_of(0, 1, 2, 3, 4),
         "Messages on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
         "splits with reasons, 3 commands with hazards, 4 each executed command.",
-        _one_of(0, 1, 2, 3, 4),
-    )
+    )  # fmt: skip
     cpu_sync: bool = _variable(
-        False,
-        "0 or 1",
+        False, "0 or 1", _flag,
         "1: the backend cpu runs everything in the calling thread, without worker threads.",
-        _flag,
         owner="cpu",
-    )
+    )  # fmt: skip
     memory_budget: Budget = _variable(
-        (),
-        "none, bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB",
+        (), "none, bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB", read_budget,
         "Most bytes of intermediate results on each device or on those that are named; waits are "
         "added where that is needed to keep it.",
-        read_budget,
         flag=Flag(
-            "--memory-budget",
+            "--memory-budget", read_budget,
             "Most bytes of intermediate results, e.g. 64MiB; waits are added to keep it.",
-            read_budget,
             "is not a number of bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB",
-            heading="Devices, and what lives where",
-            metavar="BYTES|DEVICE=BYTES,...",
+            heading="Devices, and what lives where", metavar="BYTES|DEVICE=BYTES,...",
         ),
-    )
+    )  # fmt: skip
     packing_effort: int = _variable(
-        0,
-        "a whole number from 0 on",
+        0, "a whole number from 0 on", _whole,
         "How long to look for a tighter packing of memory; each step takes 0.1 to 0.2 s at most, "
         "and only where the bound is not met.",
-        _whole,
         flag=Flag(
-            "--packing-effort",
+            "--packing-effort", 0,
             "Look for a tighter packing of memory, 0.1 to 0.2 s a step. [default: 0]",
-            0,
-            heading="Threads, streams and pipelines",
-            old="--memory-effort",
+            heading="Threads, streams and pipelines", old="--memory-effort",
         ),
-    )
+    )  # fmt: skip
     streams: Streams = _variable(
-        "auto",
-        f"auto, autotune or a number from 1 to {MAX_STREAMS}",
+        "auto", f"auto, autotune or a number from 1 to {MAX_STREAMS}", read_streams,
         "Streams per device. auto: several where the cost model predicts a gain; autotune: the "
         "first runs of each graph are timed with one and with several, and the better is kept; a "
         "number: at most that many, wherever nodes are independent, 1 being sequential.",
-        read_streams,
         flag=Flag(
-            "--streams",
+            "--streams", read_streams,
             "Streams per device: several where a gain is predicted, at most N wherever nodes are "
-            "independent, or what is faster on the first runs. "
-            "[default: as GGSCHED_STREAMS says, auto]",
-            read_streams,
+            "independent, or what is faster on the first runs. [default: as GGSCHED_STREAMS says,"
+            " auto]",
             f"is neither auto, autotune nor a number from 1 to {MAX_STREAMS}",
-            heading="Threads, streams and pipelines",
-            metavar="auto|N|autotune",
+            heading="Threads, streams and pipelines", metavar="auto|N|autotune",
         ),
-    )
+    )  # fmt: skip
     seed: int = _variable(
-        0,
-        "a whole number from 0 on",
+        0, "a whole number from 0 on", _whole,
         "Decides what the backend sim, which simulates devices, runs when.",
-        _whole,
-    )
+    )  # fmt: skip
     checked: bool = _variable(
-        False,
-        "0 or 1",
+        False, "0 or 1", _flag,
         "1: every call on a device is checked against the contract: order, lifetimes, regions, "
         "host memory that is borrowed.",
-        _flag,
-    )
+    )  # fmt: skip
     capture: bool = _variable(
-        True,
-        "0 or 1",
+        True, "0 or 1", _flag,
         "1: a plan that runs again is captured as graphs on devices that offer it, such as GPUs; "
         "0: its commands are enqueued one by one.",
-        _flag,
-    )
+    )  # fmt: skip
     ops: tuple[str, ...] = _variable(
-        (),
-        "names of modules with commas between them",
+        (), "names of modules with commas between them", _names_or_none,
         "Modules that register user-defined ops; the command line imports them first.",
-        _names_or_none,
-    )
+    )  # fmt: skip
     rates: str = _variable(
-        "auto",
-        "auto, off or a file",
+        "auto", "auto, off or a file", str,
         "Where rates that `ggsched calibrate` measured are kept; auto: rates.json in "
         "`$XDG_CACHE_HOME/ggsched`, off: planning goes by guesses.",
-        str,
-    )
+    )  # fmt: skip
     activations: Literal["auto", "f32"] | None = _variable(
-        None,
-        "auto or f32",
-        "auto: activations are rounded where the weights of a product are: cuda rounds them to 16 "
-        "bits in products of many rows, cpu to 8 bits beside packed weights "
-        "and to bf16 beside bf16 where processors multiply such pairs; "
-        "f32: they keep what f32 results need.",
-        _one_of("auto", "f32"),
-        owner="cuda and cpu",
-        unset="auto on cpu and cuda",
+        None, "auto or f32", _one_of("auto", "f32"),
+        "auto: activations are rounded where the weights of a product are: cuda rounds them to 16"
+        " bits in products of many rows, cpu to 8 bits beside packed weights and to bf16 beside "
+        "bf16 where processors multiply such pairs; f32: they keep what f32 results need.",
+        owner="cuda and cpu", unset="auto on cpu and cuda",
         flag=Flag(
-            "--activations",
-            "Round activations where weights are rounded more coarsely, or keep them. "
-            "[default: as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
-            ("auto", "f32"),
+            "--activations", ("auto", "f32"),
+            "Round activations where weights are rounded more coarsely, or keep them. [default: "
+            "as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
             heading="Threads, streams and pipelines",
         ),
-    )
+    )  # fmt: skip
     threads: int | None = _variable(
-        None,
-        f"a number from 1 to {MAX_THREADS}",
+        None, f"a number from 1 to {MAX_THREADS}", read_threads,
         "How many threads of the backend cpu compute, for all its devices and streams together.",
-        read_threads,
-        owner="cpu",
-        unset="the physical cores that the process may use",
+        owner="cpu", unset="the physical cores that the process may use",
         flag=Flag(
-            "-t --threads",
-            "Threads of the backend cpu that compute. "
-            "[default: as GGSCHED_THREADS says, a physical core each]",
-            lambda text: None if text == "-1" else read_threads(text),
+            "-t --threads", lambda text: None if text == "-1" else read_threads(text),
+            "Threads of the backend cpu that compute. [default: as GGSCHED_THREADS says, a "
+            "physical core each]",
             f"is not a number of threads from 1 to {MAX_THREADS}",
-            heading="Threads, streams and pipelines",
-            metavar="N",
+            heading="Threads, streams and pipelines", metavar="N",
         ),
-    )
+    )  # fmt: skip
     models: str | None = _variable(
-        None,
-        "a folder",
-        "Where a node of a cluster looks for the file of a model, by its name, before its weights "
-        "are sent; the path that the driver has is tried too.",
-        str,
+        None, "a folder", str,
+        "Where a node of a cluster looks for the file of a model, by its name, before its weights"
+        " are sent; the path that the driver has is tried too.",
         unset="none",
-    )
+    )  # fmt: skip
     weight_cache: str | None = _variable(
-        None,
-        "a folder",
+        None, "a folder", str,
         "Where a node of a cluster keeps the weights that were sent to it, by their digests; "
         "nothing is removed there.",
-        str,
         unset="none",
-    )
+    )  # fmt: skip
     cpu_kernels: Literal["auto", "numpy"] = _variable(
-        "auto",
-        "auto or numpy",
-        "auto: the backend cpu computes with kernels that LLVM compiles for the processor; numpy: "
-        "it runs every node by the reference arithmetic, which is exact and slow.",
-        _one_of("auto", "numpy"),
+        "auto", "auto or numpy", _one_of("auto", "numpy"),
+        "auto: the backend cpu computes with kernels that LLVM compiles for the processor; numpy:"
+        " it runs every node by the reference arithmetic, which is exact and slow.",
         owner="cpu",
-    )
+    )  # fmt: skip
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:

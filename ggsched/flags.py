@@ -1,6 +1,6 @@
 """An option of the command line as metadata of the field of a record.
 
-    n_ubatch: int = flag(512, "-ub --ubatch-size", "Tokens of one micro-batch.", 1)
+    n_ubatch: int = flag(512, "-ub --ubatch-size", 1, "Tokens of one micro-batch.")
 
 is all that a new option needs, besides the use of the field and a test: ``ggsched.cli.options``
 makes click's options of the fields, and the record of their values. Environment variables are
@@ -26,8 +26,8 @@ class Flag:
 
     Attributes:
         names: Its spellings, the shortest first, with spaces between.
-        text: Its help.
         kind: What reads its value; words to choose from; or the least whole number.
+        text: Its help.
         wrong: What follows a value that is refused, where the reader does not say it.
         param: Name of its value in a command; empty for the name of the field.
         heading: Where ``--help`` lists it, see ``ggsched.cli.help_groups``.
@@ -38,8 +38,8 @@ class Flag:
     """
 
     names: str
-    text: str
     kind: Reader | tuple[str, ...] | int
+    text: str
     wrong: str = ""
     param: str = ""
     heading: str = ""

@@ -70,15 +70,9 @@ class FitRequest:
 
     least_ctx: int | None = None
     margin: tuple[int, float] = flag(
-        (0, 0.05),
-        "--fit-margin",
-        "Memory of each device that --fit leaves free.",
-        read_margin,
-        param="fit_margin",
-        heading="Devices, and what lives where",
-        metavar="SIZE|N%",
-        unset="5%",
-    )
+        (0, 0.05), "--fit-margin", read_margin, "Memory of each device that --fit leaves free.",
+        param="fit_margin", heading="Devices, and what lives where", metavar="SIZE|N%", unset="5%",
+    )  # fmt: skip
     all_logits: bool = False
 
     def contexts(self, n_ctx: int) -> Iterator[int]:

@@ -125,46 +125,31 @@ class Offload:
     """
 
     n_gpu_layers: int | None = flag(
-        None,
-        "-ngl --gpu-layers --n-gpu-layers",
+        None, "-ngl --gpu-layers --n-gpu-layers", _layers,
         "Layers on accelerators, counted from the output layer. [default: all]",
-        _layers,
-        heading=_HEADING,
-        metavar="N",
-    )
+        heading=_HEADING, metavar="N",
+    )  # fmt: skip
     n_cpu_moe: int = flag(
-        0,
-        "-ncmoe --n-cpu-moe",
-        "Keep the experts of the first N blocks on the CPU.",
-        0,
+        0, "-ncmoe --n-cpu-moe", 0, "Keep the experts of the first N blocks on the CPU.",
         heading=_HEADING,
-    )
+    )  # fmt: skip
     tensor_split: tuple[float, ...] | None = flag(
-        None,
-        "-ts --tensor-split",
+        None, "-ts --tensor-split", read_shares,
         "Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
-        read_shares,
-        heading=_HEADING,
-        metavar="A,B,...",
-    )
+        heading=_HEADING, metavar="A,B,...",
+    )  # fmt: skip
     overrides: tuple[OverrideRule, ...] = flag(
-        (),
-        "-ot --override-tensor",
+        (), "-ot --override-tensor", read_overrides,
         "Put matching weights and caches on a device. May be repeated; the first match wins.",
-        read_overrides,
-        heading=_HEADING,
-        metavar="REGEX=DEVICE,...",
-        multiple=True,
-    )
+        heading=_HEADING, metavar="REGEX=DEVICE,...", multiple=True,
+    )  # fmt: skip
     split_by: SplitBy | None = flag(
-        None,
-        "--split-by",
-        "How layers are divided among accelerators, or among all devices where there are "
-        "none; cost: so that the slowest has the least to do. "
-        "[default: cost among accelerators of equal memory, else memory]",
-        ("memory", "cost", "equal"),
+        None, "--split-by", ("memory", "cost", "equal"),
+        "How layers are divided among accelerators, or among all devices where there are none; "
+        "cost: so that the slowest has the least to do. [default: cost among accelerators of "
+        "equal memory, else memory]",
         heading=_HEADING,
-    )
+    )  # fmt: skip
     stage_layers: tuple[int, ...] | None = None
     stage_reasons: tuple[str, ...] = field(default=(), compare=False)
     experts: ExpertPolicy = field(default_factory=lambda: ExpertPolicy("auto", ring=2))

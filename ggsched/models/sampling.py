@@ -37,61 +37,37 @@ class Sampling:
     """
 
     temperature: float = flag(
-        0.0,
-        "--temp --temperature",
-        "Temperature; 0 takes the most probable token.",
-        number,
-        heading="Sampling",
-        metavar="T",
-    )
+        0.0, "--temp --temperature", number, "Temperature; 0 takes the most probable token.",
+        heading="Sampling", metavar="T",
+    )  # fmt: skip
     seed: int = flag(
-        0,
-        "-s --seed",
+        0, "-s --seed", lambda text: _whole(text, lambda: randbits(32)),
         "Where the random numbers begin: the same text for the same seed; -1 draws one.",
-        lambda text: _whole(text, lambda: randbits(32)),
-        heading="Sampling",
-        metavar="N",
-    )
+        heading="Sampling", metavar="N",
+    )  # fmt: skip
     top_k: int = flag(
-        0,
-        "--top-k",
-        "Draw from the K most probable tokens; 0 for all.",
-        0,
-        heading="Sampling",
+        0, "--top-k", 0, "Draw from the K most probable tokens; 0 for all.", heading="Sampling",
         metavar="K",
-    )
+    )  # fmt: skip
     top_p: float = flag(
-        1.0,
-        "--top-p",
+        1.0, "--top-p", number,
         "Draw from the most probable tokens that have probability P together.",
-        number,
-        heading="Sampling",
-        metavar="P",
-    )
+        heading="Sampling", metavar="P",
+    )  # fmt: skip
     min_p: float = flag(
-        0.0,
-        "--min-p",
+        0.0, "--min-p", number,
         "Draw from tokens with at least the share P of the highest probability.",
-        number,
-        heading="Sampling",
-        metavar="P",
-    )
+        heading="Sampling", metavar="P",
+    )  # fmt: skip
     repeat_penalty: float = flag(
-        1.0,
-        "--repeat-penalty",
-        "Lower the logits of recent tokens by this factor.",
-        number,
-        heading="Sampling",
-        metavar="X",
-    )
+        1.0, "--repeat-penalty", number, "Lower the logits of recent tokens by this factor.",
+        heading="Sampling", metavar="X",
+    )  # fmt: skip
     repeat_last_n: int = flag(
-        64,
-        "--repeat-last-n",
+        64, "--repeat-last-n", lambda text: _whole(text, lambda: maxsize),
         "Tokens that count as recent; -1 for all.",
-        lambda text: _whole(text, lambda: maxsize),
-        heading="Sampling",
-        metavar="N",
-    )
+        heading="Sampling", metavar="N",
+    )  # fmt: skip
 
     def check(self) -> None:
         """Refuse values that make no sense.

@@ -55,70 +55,51 @@ class SessionOptions:
     """
 
     n_ctx: int = flag(
-        512,
-        "-c --ctx-size",
+        512, "-c --ctx-size", 0,
         "Tokens that the context holds. [default: the model's, at most 4096]",
-        0,
-        heading="Sizes",
-        unset=0,
-    )
+        heading="Sizes", unset=0,
+    )  # fmt: skip
     n_batch: int = flag(
-        2048, "-b --batch-size", "Tokens that are fed at once at most.", 1, heading="Sizes"
-    )
+        2048, "-b --batch-size", 1, "Tokens that are fed at once at most.", heading="Sizes",
+    )  # fmt: skip
     n_ubatch: int = flag(
-        512,
-        "-ub --ubatch-size",
-        "Tokens of one micro-batch, which is one run of a plan.",
-        1,
+        512, "-ub --ubatch-size", 1, "Tokens of one micro-batch, which is one run of a plan.",
         heading="Sizes",
-    )
+    )  # fmt: skip
     offload: Offload = field(default_factory=Offload)
     pipelining: Pipelining = flag(
-        "auto",
-        "--pipeline",
+        "auto", "--pipeline", ("auto", "on", "off"),
         "Several devices work on the micro-batches of a batch at once; auto: where that is "
         "predicted to pay.",
-        ("auto", "on", "off"),
         heading=_PIPELINES,
-    )
+    )  # fmt: skip
     pipeline_buffers: int | None = flag(
-        None,
-        "--pipeline-buffers",
+        None, "--pipeline-buffers", _buffers,
         "Buffers for what a pipeline hands from device to device. [default: auto, 2]",
-        _buffers,
-        heading=_PIPELINES,
-        metavar="N",
-        old="--slots",
-    )
+        heading=_PIPELINES, metavar="N", old="--slots",
+    )  # fmt: skip
     plans_kept: int = 16
     fit: FitRequest | None = None
     placement: PlacementPolicy | str = flag(
-        "ggml",
-        "--placement",
+        "ggml", "--placement", ("auto", "ggml", "cost"),
         "What decides where nodes run: ggml's rules, which follow weights and layers; or the "
         "least predicted time (cost), which also chooses where weights live. auto: cost for ONNX "
         "models, else ggml.",
-        ("auto", "ggml", "cost"),
-        heading=HOMES,
-        unset="auto",
-    )
+        heading=HOMES, unset="auto",
+    )  # fmt: skip
     cache_type: CacheType = "auto"
     split_mode: SplitMode = flag(
-        "layer",
-        "-sm --split-mode",
+        "layer", "-sm --split-mode", ("layer", "tensor"),
         "layer: each layer lives on one device. tensor: devices share each layer, heads and "
         "columns of its matrices, in the shares of -ts.",
-        ("layer", "tensor"),
         heading=HOMES,
-    )
+    )  # fmt: skip
     group_size: int | None = flag(
-        None,
-        "--tensor-group",
+        None, "--tensor-group", 2,
         "With -sm tensor, devices that share a layer; several groups of them form a pipeline. "
         "[default: all devices]",
-        2,
         heading=HOMES,
-    )
+    )  # fmt: skip
     n_parallel: int = 1
     expected: tuple[int, int] | None = None
 

@@ -17,16 +17,16 @@ from ggsched.models.session_options import SessionOptions
 
 @dataclass(frozen=True)
 class Part:
-    size: int = flag(0, "--part-size", "Bytes.", read_size, param="part_size", metavar="BYTES")
+    size: int = flag(0, "--part-size", read_size, "Bytes.", param="part_size", metavar="BYTES")
     rest: str = "not an option"
 
 
 @dataclass(frozen=True)
 class Whole:
-    count: int = flag(3, "-c --count", "How many.", 1, old="--number")
-    kind: str = flag("a", "--kind", "Which.", ("a", "b"), unset="b")
-    shares: tuple = flag((), "--share", "Some.", lambda t: (number(t),), multiple=True)
-    speed: float = flag(1.0, "--speed", "How fast.", float, "is not a speed")
+    count: int = flag(3, "-c --count", 1, "How many.", old="--number")
+    kind: str = flag("a", "--kind", ("a", "b"), "Which.", unset="b")
+    shares: tuple = flag((), "--share", lambda t: (number(t),), "Some.", multiple=True)
+    speed: float = flag(1.0, "--speed", float, "How fast.", "is not a speed")
     part: Part = field(default_factory=Part)
 
 

@@ -23,36 +23,23 @@ class ExpertPolicy:
     """
 
     offload: OffloadWhen = flag(
-        "off",
-        "--op-offload",
+        "off", "--op-offload", ("auto", "on", "off"),
         "Compute layers and experts of the CPU on the accelerator, to which their weights are "
         "copied, of experts those that the router chose: where that is predicted to be faster, "
         "wherever it is possible, or never.",
-        ("auto", "on", "off"),
-        param="op_offload",
-        heading=_HEADING,
-        unset="auto",
-    )
+        param="op_offload", heading=_HEADING, unset="auto",
+    )  # fmt: skip
     ring: int = flag(
-        1,
-        "--expert-staging-buffers",
-        "Buffers on the accelerator, each for the weights of one block; from 2 on the "
-        "weights of whole blocks are copied while earlier ones compute, where that is faster.",
-        1,
-        param="expert_staging_buffers",
-        heading=_HEADING,
-        unset=2,
-        old="--expert-ring",
-    )
+        1, "--expert-staging-buffers", 1,
+        "Buffers on the accelerator, each for the weights of one block; from 2 on the weights of "
+        "whole blocks are copied while earlier ones compute, where that is faster.",
+        param="expert_staging_buffers", heading=_HEADING, unset=2, old="--expert-ring",
+    )  # fmt: skip
     cache_nbytes: int = flag(
-        0,
-        "--expert-cache",
+        0, "--expert-cache", read_size,
         "Memory on the accelerator for experts that were chosen before, e.g. 512MiB. [default: 0]",
-        read_size,
-        param="expert_cache",
-        heading=_HEADING,
-        metavar="BYTES",
-    )
+        param="expert_cache", heading=_HEADING, metavar="BYTES",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.ring < 1 or self.cache_nbytes < 0:
