@@ -10,8 +10,10 @@ declared in the same way, in ``ggsched.config``.
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
+
+from ggsched.errors import UsageError
 
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(|[KMG]iB)")
@@ -52,6 +54,23 @@ class Flag:
 def flag(default: Any, *args: Any, **more: Any) -> Any:
     """Return a field of a record with an option of the command line; see ``Flag``."""
     return field(default=default, metadata={"flag": Flag(*args, **more)})
+
+
+def check_values(record: Any) -> None:
+    """Refuse values of a record that the options of its fields do not take.
+
+    Raises:
+        UsageError: a number is too small, or a word is not among those to choose from.
+    """
+    for own in fields(record):
+        flag, value = own.metadata.get("flag"), getattr(record, own.name)
+        if flag is None or value is None:
+            continue
+        name = flag.names.split()[0]
+        if isinstance(flag.kind, int) and value < flag.kind:
+            raise UsageError(f"{name} {value}", why=f"it must be at least {flag.kind}")
+        if isinstance(flag.kind, tuple) and isinstance(value, str) and value not in flag.kind:
+            raise UsageError(f"{name} {value!r}", hint=f"use {' or '.join(flag.kind)}")
 
 
 def number(text: str) -> float:

@@ -14,8 +14,7 @@ from ggsched.models.offload import (
     Homes,
     copied_output,
     find_homes,
-    first_and_last,
-    has_room,
+    layer_devices,
     stages,
     wants_copy,
 )
@@ -197,9 +196,15 @@ def untie_embedding(
     topology, offload = scheduler.topology, options.offload
     if not wants_copy(spec, topology, offload):
         return spec
-    if chosen is None:
-        fits = has_room(spec, topology, offload, scheduler.free_nbytes(), options.n_ctx)
+    first = layer_devices(spec.hparams, topology.devices, offload)[0]
+    copy = spec.weights[EMBEDDING].nbytes
+    if chosen is not None:
+        fits = chosen.has_room(chosen.need.plus(first, copy))
     else:
-        first, _ = first_and_last(spec, topology, offload)
-        fits = chosen.has_room(chosen.need.plus(first, spec.weights[EMBEDDING].nbytes))
+        homes = find_homes(spec, topology, offload).devices
+        sizes = {name: weight.nbytes for name, weight in spec.weights.items()}
+        sizes |= spec.state_nbytes(options.n_ctx)
+        used = sum(nbytes for name, nbytes in sizes.items() if homes[name] == first)
+        free = (1 - LEFT_FOR_RESULTS) * scheduler.free_nbytes()[first]
+        fits = copy <= topology.devices[first].max_allocation_nbytes and used + copy <= free
     return copied_output(spec) if fits else spec

@@ -98,21 +98,10 @@ def _advice(session: Session, all_logits: bool) -> str:
             if fit.n_ctx == options.n_ctx:
                 break
     if found is not None:
-        return f"it would fit with: {found[1]}{_instead(session)}"
+        chosen_by_fit = ("-ngl", "--n-cpu-moe", "-ts", "--placement")
+        words = ", ".join(name for name in options.said if name in chosen_by_fit)
+        return f"it would fit with: {found[1]}{words and f' instead of {words}'}"
     return f"nothing fits: {closest}; take a smaller model or more devices"
-
-
-def _instead(session: Session) -> str:
-    """Return which options have to go."""
-    given, options = session.options.offload, session.options
-    said = {
-        "-ngl": given.n_gpu_layers is not None,
-        "--n-cpu-moe": given.n_cpu_moe > 0,
-        "-ts": given.tensor_split is not None,
-        "--placement": not options.is_by_layers,
-    }
-    words = [name for name, is_said in said.items() if is_said]
-    return f" instead of {', '.join(words)}" if words else ""
 
 
 def _specs(session: Session) -> Iterator[tuple[str, ModelSpec]]:

@@ -460,16 +460,6 @@ def copied_output(spec: ModelSpec) -> ModelSpec:
     return replace(spec, weights=weights, has_copied_output=True)
 
 
-def first_and_last(spec: ModelSpec, topology: Topology, offload: Offload) -> tuple[int, int]:
-    """Return the devices of the first block and of the output layer.
-
-    Raises:
-        UsageError: numbers of layers or shares that do not fit the devices.
-    """
-    layers = layer_devices(spec.hparams, topology.devices, offload)
-    return layers[0], layers[-1]
-
-
 def wants_copy(spec: ModelSpec, topology: Topology, offload: Offload) -> bool:
     """Whether the embedding is tied and its two users live on different devices.
 
@@ -480,29 +470,5 @@ def wants_copy(spec: ModelSpec, topology: Topology, offload: Offload) -> bool:
     """
     if not spec.is_tied or any(r.pattern.search(EMBEDDING) for r in offload.overrides):
         return False
-    first, last = first_and_last(spec, topology, offload)
-    return first != last
-
-
-def has_room(
-    spec: ModelSpec, topology: Topology, offload: Offload, free: Sequence[int], n_ctx: int
-) -> bool:
-    """Whether the device of the first block has room for the copy beside its weights and caches.
-
-    Args:
-        spec: The model, tied.
-        topology: The machine.
-        offload: Where layers live.
-        free: Bytes that are free on each device.
-        n_ctx: Rows of the KV cache.
-
-    Raises:
-        UsageError: a rule that makes no sense.
-    """
-    first, _ = first_and_last(spec, topology, offload)
-    homes = find_homes(spec, topology, offload).devices
-    used = sum(w.nbytes for name, w in spec.weights.items() if homes[name] == first)
-    used += sum(n for name, n in spec.state_nbytes(n_ctx).items() if homes[name] == first)
-    copy = spec.weights[EMBEDDING].nbytes
-    largest = topology.devices[first].max_allocation_nbytes
-    return copy <= largest and used + copy <= (1 - LEFT_FOR_RESULTS) * free[first]
+    layers = layer_devices(spec.hparams, topology.devices, offload)
+    return layers[0] != layers[-1]

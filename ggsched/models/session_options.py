@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
-from ggsched.flags import flag
+from ggsched.flags import check_values, flag
 from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
@@ -118,44 +118,27 @@ class SessionOptions:
         Examples:
             >>> options.check()
         """
-        for name, value in (("-c", self.n_ctx), ("-b", self.n_batch), ("-ub", self.n_ubatch)):
-            if value < 1:
-                raise UsageError(f"{name} {value}", why="it must be at least 1")
+        check_values(self)
+        if self.n_ctx < 1:
+            raise UsageError(f"-c {self.n_ctx}", why="it must be at least 1")
         if not 1 <= self.n_parallel <= self.n_ctx:
             raise UsageError(
                 f"{self.n_parallel} sequences in a cache of {self.n_ctx} rows",
                 why="each has at least one row",
             )
-        if self.pipelining not in ("auto", "on", "off"):
-            raise UsageError(f"pipelining {self.pipelining!r}", hint="use auto, on or off")
         if self.pipeline_buffers is not None and self.pipeline_buffers < 1:
             raise UsageError(f"{self.pipeline_buffers} pipeline buffers", why="it needs at least 1")
         if self.cache_type not in ("auto", *CACHE_DTYPES):
             known = ", ".join(("auto", *CACHE_DTYPES))
             raise UsageError(f"a KV cache of {self.cache_type!r}", hint=f"use one of {known}")
-        if self.split_mode not in ("layer", "tensor"):
-            raise UsageError(f"-sm {self.split_mode}", hint="use layer or tensor")
         if self.group_size is not None and self.split_mode != "tensor":
             raise UsageError(
                 f"--tensor-group {self.group_size} with -sm layer",
                 why="a layer lives on one device then",
                 hint="add -sm tensor",
             )
-        if self.is_by_layers:
-            return
-        given = self.offload
-        said = [
-            name
-            for name, is_said in (
-                ("-ngl", given.n_gpu_layers is not None or given.stage_layers is not None),
-                ("--n-cpu-moe", given.n_cpu_moe > 0),
-                ("-ts", given.tensor_split is not None),
-                ("--split-by", given.split_by is not None),
-                ("--fit", self.fit is not None),
-            )
-            if is_said
-        ]
-        if said:
+        said = [name for name in self.said if name not in ("-ot", "--placement")]
+        if said and not self.is_by_layers:
             raise UsageError(
                 f"{', '.join(said)} with --placement {placement_policy(self.placement).key}",
                 why="that policy chooses the homes of weights itself",
@@ -163,19 +146,25 @@ class SessionOptions:
             )
 
     @property
+    def said(self) -> tuple[str, ...]:
+        """The options by which the caller decides where layers and experts live."""
+        given = self.offload
+        is_counted = given.stage_layers is not None and not given.stage_reasons
+        said = {
+            "-ngl": given.n_gpu_layers is not None or is_counted,
+            "--n-cpu-moe": given.n_cpu_moe > 0,
+            "-ts": given.tensor_split is not None,
+            "-ot": bool(given.overrides),
+            "--split-by": given.split_by is not None,
+            "--placement": not self.is_by_layers,
+            "--fit": self.fit is not None,
+        }
+        return tuple(name for name, is_said in said.items() if is_said)
+
+    @property
     def leaves_devices_open(self) -> bool:
         """Whether nothing is said that divides the model over several devices."""
-        given = self.offload
-        said = (
-            given.n_gpu_layers,
-            given.tensor_split,
-            given.split_by,
-            given.stage_layers,
-            self.fit,
-        )
-        is_divided = given.n_cpu_moe > 0 or bool(given.overrides) or self.pipelining == "on"
-        is_divided = is_divided or self.split_mode == "tensor"
-        return self.is_by_layers and not is_divided and all(part is None for part in said)
+        return not self.said and self.pipelining != "on" and self.split_mode == "layer"
 
     @property
     def is_by_layers(self) -> bool:
