@@ -137,7 +137,8 @@ def _variable(
 class Settings:
     """What can be set from outside. The defaults here are the defaults everywhere.
 
-    What each field means stands in its metadata, and in ``VARIABLES``.
+    What each field means is said by its metadata, ``VARIABLES``, and
+    ``docs/reference/environment.md``.
 
     Examples:
         >>> from ggsched import Scheduler, Settings

@@ -96,7 +96,7 @@ def onnx_command(
     function: F,
     instead: Callable[..., None],
     shared: Iterable[str],
-    options: Sequence[Callable[[F], F]],
+    options: Sequence[Callable[[Any], Any]],
 ) -> F:
     """Add options of ONNX models to a command, and what is done for these models.
 
