@@ -17,6 +17,7 @@ from ggsched.cli.options import (
     record_of,
     record_options,
     switch,
+    verified,
     with_options,
 )
 from ggsched.config import Settings
@@ -166,13 +167,6 @@ def open_session(
         session.close()
         raise
     return session
-
-
-def verified(settings: Settings, verify: bool | None) -> Settings:
-    """Return settings by which plans are verified or not; None changes nothing."""
-    if verify is None:
-        return settings
-    return replace(settings, verify=verify, sanitize="plan" if verify else "off")
 
 
 def _cache_type(k: "CacheType", v: "CacheType") -> "CacheType":

@@ -12,8 +12,7 @@ import click
 import numpy as np
 
 from ggsched.cli.console import write_json
-from ggsched.cli.model_options import verified
-from ggsched.cli.options import COMPUTE, PLANNING, option, with_options
+from ggsched.cli.options import COMPUTE, PLANNING, option, verified, with_options
 from ggsched.cli.output_files import check_writable
 from ggsched.cli.trace_file import Wanted, recording
 from ggsched.config import Settings

@@ -167,6 +167,13 @@ def changed(settings: Settings, given: dict[str, Any], names: Sequence[str]) -> 
     return replace(settings, **{name: v for name, v in values.items() if v is not None})
 
 
+def verified(settings: Settings, verify: bool | None) -> Settings:
+    """Return settings by which plans are verified or not; None changes nothing."""
+    if verify is None:
+        return settings
+    return replace(settings, verify=verify, sanitize="plan" if verify else "off")
+
+
 PLANNING = ("streams", "packing_effort", "memory_budget")
 """Fields of ``Settings`` that decide between plans that are all correct."""
 COMPUTE = ("threads", "activations")

@@ -8,6 +8,7 @@ is missed, and few plans are made. The context is kept as long as anything fits 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement, pairwise
 from math import comb
 from typing import Final
@@ -150,27 +151,28 @@ def fit(
         UsageError: an override or a split that makes no sense.
     """
     limits, tried, misses = request.limits(free), 0, list[Miss]()
+    lacks = partial(shortage, topology, limits)
     for size in request.contexts(n_ctx):
         costs = fit_costs(spec, topology, rates, offload, size, step)
 
         def confirm(choice: Candidate, costs: LayerCosts = costs) -> Fit | None:
             nonlocal tried
-            missing: Mapping[str, int] = {}
-            if not offload.overrides:  # with them no bound is certain
-                moves = offload.experts.offload != "off"
-                least = costs.least_bytes(choice, experts_move=moves)
-                missing = shortage(topology, limits, least, {})
+            moves = offload.experts.offload != "off"
+            # With overrides no bound is certain.
+            missing = {} if offload.overrides else lacks(costs.least_bytes(choice, moves), {})
             if not missing:
                 tried += 1
                 given = _offload(offload, choice)
                 homes = find_homes(spec, topology, given)
                 sizes = micro_batches(choice.n_ctx, step, all_logits=request.all_logits)
-                needs = _Needs(spec, topology, limits, sizes)
-                missing = needs.missing(choice.n_ctx, lambda graph: make(graph, homes))
+
+                def plan(batch: BatchSize) -> Plan:
+                    return make(batch.graph(spec, choice.n_ctx), homes)
+
+                missing, need, kept = _planned(sizes, plan, len(limits), lacks)
             if missing:
                 misses.append((choice, missing))
                 return None
-            kept, need = needs.kept()
             seconds = costs.estimate(choice)
             reasons = fit_reasons(choice, seconds, need, misses, topology, free, wanted=n_ctx)
             return Fit(
@@ -357,41 +359,30 @@ def shortage(
     return missing
 
 
-class _Needs:
-    """What the plans of a candidate take."""
+def _planned(
+    sizes: Sequence[BatchSize],
+    plan: Callable[[BatchSize], Plan],
+    n_devices: int,
+    lacks: Callable[[Mapping[int, int], Mapping[int, int]], dict[str, int]],
+) -> tuple[dict[str, int], MemoryNeed, int]:
+    """Return what the plans of micro-batches lack and take, and how many of them may be kept."""
+    needs: dict[BatchSize, PlanNeed] = {}
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        topology: Topology,
-        limits: Sequence[int],
-        sizes: Sequence[BatchSize],
-    ) -> None:
-        self._spec, self._topology, self._limits, self._sizes = spec, topology, limits, sizes
-        self._needs: dict[BatchSize, PlanNeed] = {}
+    def taken(order: Sequence[BatchSize], kept: int) -> tuple[dict[str, int], MemoryNeed, int]:
+        need = add_up(order, needs, n_devices, kept)
+        return lacks({d: n.total for d, n in need.peak.items()}, need.largest), need, kept
 
-    def missing(self, n_ctx: int, make: Callable[[Graph], Plan]) -> dict[str, int]:
-        """Make the plans; return by device the bytes that are missing with one plan at a time."""
-        # The largest first: what does not fit does not with them, as a rule.
-        for size in sorted(set(self._sizes), reverse=True):
-            self._needs[size] = plan_need(make(size.graph(self._spec, n_ctx)))
-            missing = self._shortage([size], 1)[1]
-            if missing:
-                return missing
-        return self._shortage(self._sizes, 1)[1]
-
-    def kept(self) -> tuple[int, MemoryNeed]:
-        """Return the number of plans whose memory may be kept, and what they take together."""
-        for kept in _KEPT:
-            need, missing = self._shortage(self._sizes, kept)
-            if not missing:
-                break
-        return kept, need
-
-    def _shortage(self, sizes: Sequence[BatchSize], kept: int) -> tuple[MemoryNeed, dict[str, int]]:
-        need = add_up(sizes, self._needs, len(self._limits), kept)
-        used = {d: n.total for d, n in need.peak.items()}
-        return need, shortage(self._topology, self._limits, used, need.largest)
+    # The largest first: what does not fit does not with them, as a rule.
+    for size in sorted(set(sizes), reverse=True):
+        needs[size] = plan_need(plan(size))
+        found = taken([size], 1)
+        if found[0]:
+            return found
+    for kept in _KEPT:
+        found = taken(sizes, kept)
+        if not found[0]:
+            break
+    return found
 
 
 def _offload(offload: Offload, choice: Candidate) -> Offload:

@@ -106,7 +106,7 @@ class LayerCosts:
                 seconds += self.seconds[device][layer]
         return seconds
 
-    def least_bytes(self, candidate: Candidate, *, experts_move: bool = False) -> dict[int, int]:
+    def least_bytes(self, candidate: Candidate, experts_move: bool = False) -> dict[int, int]:
         """Return bytes by device that no plan of a candidate can go below.
 
         Args:

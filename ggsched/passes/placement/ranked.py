@@ -25,12 +25,8 @@ def ranked(
         confirm: Makes the plan of a candidate; returns None if it is not good enough.
         most: How many are confirmed at most.
     """
-    ordered = (
-        sorted(candidates, key=estimate)
-        if most is None
-        else nsmallest(most, candidates, key=estimate)
-    )
-    for candidate in ordered:
-        found = confirm(candidate)
-        if found is not None:
-            yield found
+    found = list(candidates)
+    for candidate in nsmallest(len(found) if most is None else most, found, key=estimate):
+        result = confirm(candidate)
+        if result is not None:
+            yield result
