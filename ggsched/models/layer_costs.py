@@ -117,13 +117,10 @@ class LayerCosts:
         used, arena = dict.fromkeys((host, *self.stages), 0), dict.fromkeys((host, *self.stages), 0)
         used[entry] += self.rest_nbytes
         for layer, device in enumerate(devices):
+            experts_on = host if layer < candidate.n_cpu_moe else device
             for home, nbytes, least in (
                 (device, self.nbytes, self.arena),
-                (
-                    host if layer < candidate.n_cpu_moe else device,
-                    self.expert_nbytes,
-                    self.expert_arena,
-                ),
+                (experts_on, self.expert_nbytes, self.expert_arena),
             ):
                 used[home] += nbytes[layer]
                 if home != host or not experts_move:
