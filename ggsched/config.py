@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Self
 
 from ggsched.errors import UsageError
-from ggsched.flags import Flag, read_size
+from ggsched.flags import HOMES, PIPELINES, Flag, read_size
 
 PREFIX: Final = "GGSCHED_"
 
@@ -187,7 +187,7 @@ class Settings:
             "--memory-budget", read_budget,
             "Most bytes of intermediate results, e.g. 64MiB; waits are added to keep it.",
             "is not a number of bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB",
-            heading="Devices, and what lives where", metavar="BYTES|DEVICE=BYTES,...",
+            heading=HOMES, metavar="BYTES|DEVICE=BYTES,...",
         ),
     )  # fmt: skip
     packing_effort: int = _variable(
@@ -197,7 +197,7 @@ class Settings:
         flag=Flag(
             "--packing-effort", 0,
             "Look for a tighter packing of memory, 0.1 to 0.2 s a step. [default: 0]",
-            heading="Threads, streams and pipelines", old="--memory-effort",
+            heading=PIPELINES, old="--memory-effort",
         ),
     )  # fmt: skip
     streams: Streams = _variable(
@@ -211,7 +211,7 @@ class Settings:
             "independent, or what is faster on the first runs. [default: as GGSCHED_STREAMS says,"
             " auto]",
             f"is neither auto, autotune nor a number from 1 to {MAX_STREAMS}",
-            heading="Threads, streams and pipelines", metavar="auto|N|autotune",
+            heading=PIPELINES, metavar="auto|N|autotune",
         ),
     )  # fmt: skip
     seed: int = _variable(
@@ -247,7 +247,7 @@ class Settings:
             "--activations", ("auto", "f32"),
             "Round activations where weights are rounded more coarsely, or keep them. [default: "
             "as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
-            heading="Threads, streams and pipelines",
+            heading=PIPELINES,
         ),
     )  # fmt: skip
     threads: int | None = _variable(
@@ -259,7 +259,7 @@ class Settings:
             "Threads of the backend cpu that compute. [default: as GGSCHED_THREADS says, a "
             "physical core each]",
             f"is not a number of threads from 1 to {MAX_THREADS}",
-            heading="Threads, streams and pipelines", metavar="N",
+            heading=PIPELINES, metavar="N",
         ),
     )  # fmt: skip
     models: str | None = _variable(

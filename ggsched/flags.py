@@ -18,6 +18,10 @@ from ggsched.errors import UsageError
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(|[KMG]iB)")
 
+HOMES: Final = "Devices, and what lives where"
+PIPELINES: Final = "Threads, streams and pipelines"
+"""Headings of ``--help`` under which options of several records stand."""
+
 Reader = Callable[[str], Any]
 """Reads the text of a value, or raises ``ValueError`` with what is wrong about it."""
 

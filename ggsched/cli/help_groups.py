@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from ggsched.cli.output_files import refuse_overwriting
+from ggsched.flags import HOMES, PIPELINES
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
@@ -16,9 +17,9 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Sampling": (),
     "ONNX models": ("inputs", "shapes", "constants", "dims"),
-    "Devices, and what lives where": ("devices",),
+    HOMES: ("devices",),
     "Sizes": ("n_tokens", "n_past", "prompt_tokens"),
-    "Threads, streams and pipelines": (),
+    PIPELINES: (),
     "Checks": ("verify", "checks_memory", "retries"),
     "Output": (
         "output", "form", "compare", "as_json", "logits", "trace", "html", "report", "verbose",

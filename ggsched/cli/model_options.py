@@ -22,8 +22,9 @@ from ggsched.cli.options import (
 )
 from ggsched.config import Settings
 from ggsched.errors import UsageError
+from ggsched.flags import HOMES
 from ggsched.models.fit import LEAST_CONTEXT, FitRequest
-from ggsched.models.session_options import HOMES, SessionOptions
+from ggsched.models.session_options import SessionOptions
 
 if TYPE_CHECKING:
     from ggsched.backend.protocols import Device

@@ -14,7 +14,7 @@ from math import comb
 from typing import Final
 
 from ggsched.errors import OutOfDeviceMemory
-from ggsched.flags import flag, number, read_size
+from ggsched.flags import HOMES, flag, number, read_size
 from ggsched.ir.graph import Graph
 from ggsched.models.batches import BatchSize, batch_schedule, kv_bucket
 from ggsched.models.layer_costs import Candidate, LayerCosts, layer_costs
@@ -72,7 +72,7 @@ class FitRequest:
     least_ctx: int | None = None
     margin: tuple[int, float] = flag(
         (0, 0.05), "--fit-margin", read_margin, "Memory of each device that --fit leaves free.",
-        param="fit_margin", heading="Devices, and what lives where", metavar="SIZE|N%", unset="5%",
+        param="fit_margin", heading=HOMES, metavar="SIZE|N%", unset="5%",
     )  # fmt: skip
     all_logits: bool = False
 

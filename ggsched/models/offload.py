@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
-from ggsched.flags import flag
+from ggsched.flags import HOMES, flag
 from ggsched.models.hparams import HParams
 from ggsched.models.spec import ModelSpec, block_of, expert_block_of
 from ggsched.models.token_inputs import NEXT_TOKEN
@@ -34,7 +34,6 @@ from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 
-_HEADING: Final = "Devices, and what lives where"
 _WITH_FIRST: Final = (
     "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
     "one before it"
@@ -127,28 +126,28 @@ class Offload:
     n_gpu_layers: int | None = flag(
         None, "-ngl --gpu-layers --n-gpu-layers", _layers,
         "Layers on accelerators, counted from the output layer. [default: all]",
-        heading=_HEADING, metavar="N",
+        heading=HOMES, metavar="N",
     )  # fmt: skip
     n_cpu_moe: int = flag(
         0, "-ncmoe --n-cpu-moe", 0, "Keep the experts of the first N blocks on the CPU.",
-        heading=_HEADING,
+        heading=HOMES,
     )  # fmt: skip
     tensor_split: tuple[float, ...] | None = flag(
         None, "-ts --tensor-split", read_shares,
         "Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
-        heading=_HEADING, metavar="A,B,...",
+        heading=HOMES, metavar="A,B,...",
     )  # fmt: skip
     overrides: tuple[OverrideRule, ...] = flag(
         (), "-ot --override-tensor", read_overrides,
         "Put matching weights and caches on a device. May be repeated; the first match wins.",
-        heading=_HEADING, metavar="REGEX=DEVICE,...", multiple=True,
+        heading=HOMES, metavar="REGEX=DEVICE,...", multiple=True,
     )  # fmt: skip
     split_by: SplitBy | None = flag(
         None, "--split-by", ("memory", "cost", "equal"),
         "How layers are divided among accelerators, or among all devices where there are none; "
         "cost: so that the slowest has the least to do. [default: cost among accelerators of "
         "equal memory, else memory]",
-        heading=_HEADING,
+        heading=HOMES,
     )  # fmt: skip
     stage_layers: tuple[int, ...] | None = None
     stage_reasons: tuple[str, ...] = field(default=(), compare=False)

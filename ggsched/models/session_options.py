@@ -1,10 +1,10 @@
 """What a session is to be like."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from ggsched.errors import UsageError
-from ggsched.flags import check_values, flag
+from ggsched.flags import HOMES, PIPELINES, check_values, flag
 from ggsched.models.batches import Pipelining
 from ggsched.models.fit import FitRequest
 from ggsched.models.offload import Offload
@@ -15,8 +15,6 @@ from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
 
 SplitMode = Literal["layer", "tensor"]
-HOMES: Final = "Devices, and what lives where"
-_PIPELINES: Final = "Threads, streams and pipelines"
 
 
 def _buffers(text: str) -> int | None:
@@ -71,12 +69,12 @@ class SessionOptions:
         "auto", "--pipeline", ("auto", "on", "off"),
         "Several devices work on the micro-batches of a batch at once; auto: where that is "
         "predicted to pay.",
-        heading=_PIPELINES,
+        heading=PIPELINES,
     )  # fmt: skip
     pipeline_buffers: int | None = flag(
         None, "--pipeline-buffers", _buffers,
         "Buffers for what a pipeline hands from device to device. [default: auto, 2]",
-        heading=_PIPELINES, metavar="N", old="--slots",
+        heading=PIPELINES, metavar="N", old="--slots",
     )  # fmt: skip
     plans_kept: int = 16
     fit: FitRequest | None = None

@@ -1,12 +1,11 @@
 """What a caller decides about nodes that an accelerator could compute with weights of a CPU."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from ggsched.errors import PlanError
-from ggsched.flags import flag, read_size
+from ggsched.flags import HOMES, flag, read_size
 
-_HEADING: Final = "Devices, and what lives where"
 OffloadWhen = Literal["off", "auto", "on"]
 
 
@@ -27,18 +26,18 @@ class ExpertPolicy:
         "Compute layers and experts of the CPU on the accelerator, to which their weights are "
         "copied, of experts those that the router chose: where that is predicted to be faster, "
         "wherever it is possible, or never.",
-        param="op_offload", heading=_HEADING, unset="auto",
+        param="op_offload", heading=HOMES, unset="auto",
     )  # fmt: skip
     ring: int = flag(
         1, "--expert-staging-buffers", 1,
         "Buffers on the accelerator, each for the weights of one block; from 2 on the weights of "
         "whole blocks are copied while earlier ones compute, where that is faster.",
-        param="expert_staging_buffers", heading=_HEADING, unset=2, old="--expert-ring",
+        param="expert_staging_buffers", heading=HOMES, unset=2, old="--expert-ring",
     )  # fmt: skip
     cache_nbytes: int = flag(
         0, "--expert-cache", read_size,
         "Memory on the accelerator for experts that were chosen before, e.g. 512MiB. [default: 0]",
-        param="expert_cache", heading=_HEADING, metavar="BYTES",
+        param="expert_cache", heading=HOMES, metavar="BYTES",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
