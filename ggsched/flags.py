@@ -74,7 +74,7 @@ def check_values(record: Any) -> None:
         if isinstance(flag.kind, int) and value < flag.kind:
             raise UsageError(f"{name} {value}", why=f"it must be at least {flag.kind}")
         if isinstance(flag.kind, tuple) and isinstance(value, str) and value not in flag.kind:
-            raise UsageError(f"{name} {value!r}", hint=f"use {' or '.join(flag.kind)}")
+            raise UsageError(f"{name} {value}", hint=f"use {' or '.join(flag.kind)}")
 
 
 def number(text: str) -> float:

@@ -9,7 +9,8 @@ from ggsched.cli.help_groups import GROUPS
 from ggsched.cli.options import record_of, record_options, with_options
 from ggsched.cli.page import commands
 from ggsched.config import Settings
-from ggsched.flags import flag, number, read_size
+from ggsched.errors import UsageError
+from ggsched.flags import check_values, flag, number, read_size
 from ggsched.models.fit import FitRequest
 from ggsched.models.sampling import Sampling
 from ggsched.models.session_options import SessionOptions
@@ -72,6 +73,13 @@ def test_the_default_is_the_field_s_unless_the_command_line_has_another():
 def test_a_value_that_is_refused_is_named(words, wrong):
     with pytest.raises(click.BadParameter, match=wrong):
         parsed(*words.split())
+
+
+@pytest.mark.parametrize(("value", "wrong"), [({"count": 0}, "-c 0"), ({"kind": "c"}, "--kind c")])
+def test_a_record_refuses_what_its_options_do_not_take(value, wrong):
+    check_values(Whole())
+    with pytest.raises(UsageError, match=wrong):
+        check_values(Whole(**value))
 
 
 def flags(record):
