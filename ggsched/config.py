@@ -1,9 +1,9 @@
 """Settings: one prefix, one table, one parser.
 
-``VARIABLES`` names every ``GGSCHED_*`` variable with its values and its meaning, and the page
-``docs/reference/environment.md`` is its copy. A variable that is set and not in the table is an
-error, so that a misspelt one does not go unnoticed. Setting a variable to nothing is the same as
-not setting it; its mere presence never means true.
+Each field of ``Settings`` declares its variable, and its option of the command line if it has one.
+``VARIABLES`` is the table of them, and the page ``docs/reference/environment.md`` is its copy. A
+variable that is set and not in the table is an error, so that a misspelt one does not go unnoticed.
+Setting a variable to nothing is the same as not setting it; its mere presence never means true.
 
 This module keeps no state. The command line and the facade read the settings once
 and hand them down. Plug-ins do not import this module: a variable of a plug-in is in the table,
@@ -13,153 +13,23 @@ so that it is checked and listed, and the plug-in reads it by itself when it ope
 import difflib
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Self
 
 from ggsched.errors import UsageError
+from ggsched.flags import HOMES, PIPELINES, Flag, read_size
 
 PREFIX: Final = "GGSCHED_"
 
 Sanitize = Literal["off", "plan"]
+MAX_STREAMS: Final = 64
+MAX_THREADS: Final = 512
+
 Streams = int | Literal["auto", "autotune"]
 Budget = tuple[tuple[str, int], ...]
 """(device name, bytes); the empty name stands for every device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What can be set from outside. The defaults here are the defaults everywhere.
-
-    Attributes:
-        backends: Names of the backends that may be used, in order of preference; None for all.
-        timeout_s: How long the host waits for devices that make no progress.
-        sanitize: ``plan`` checks every new plan for races before it runs.
-        verify: Whether each plan is compared with its graph and the machine before it runs.
-        fuse: Whether nodes that a device can compile as one run as one.
-        debug: Level of messages on stderr: 0 nothing, 1 devices and sizes (and tracebacks),
-            2 placement and splits with reasons, 3 commands with hazards, 4 each executed command.
-        cpu_sync: Whether the backend ``cpu`` runs without worker threads.
-        memory_budget: Bytes of intermediate results by device name, which waits may be added to
-            keep.
-        packing_effort: How long to look for a tighter packing of memory.
-        streams: Streams per device: a number is the most that is used, wherever nodes are
-            independent; ``auto`` uses several where the cost model predicts a gain; ``autotune``
-            times both on real runs and keeps the better.
-        seed: Decides what the simulator runs when.
-        checked: Whether devices check their callers, see ``ggsched.backend.checked``.
-        capture: Whether plans that run again are captured where devices offer it.
-        ops: Modules that register user-defined ops, imported by the command line.
-        activations: Whether products round their activations, see ``ggsched.backend.precision``;
-            None for the default of each backend.
-        threads: How many threads of the backend ``cpu`` compute; None for a physical core each.
-        models: Folder in which a node of a cluster looks for files of models by their names.
-        weight_cache: Folder in which a node of a cluster keeps weights that were sent to it.
-        cpu_kernels: ``numpy`` lets the backend ``cpu`` compute by the reference arithmetic alone.
-        rates: File of calibrated rates; ``auto`` is the one in the user's cache folder, if it is
-            there, ``off`` none.
-
-    Examples:
-        >>> from ggsched import Scheduler, Settings
-        >>> with Scheduler(["cpu:0"], settings=Settings(streams=1, timeout_s=5.0)) as scheduler:
-        ...     scheduler.settings.streams
-        1
-    """
-
-    backends: tuple[str, ...] | None = None
-    timeout_s: float = 30.0
-    sanitize: Sanitize = "plan"
-    verify: bool = True
-    fuse: bool = True
-    debug: int = 0
-    cpu_sync: bool = False
-    memory_budget: Budget = ()
-    packing_effort: int = 0
-    streams: Streams = "auto"
-    seed: int = 0
-    checked: bool = False
-    capture: bool = True
-    ops: tuple[str, ...] = ()
-    rates: str = "auto"
-    activations: Literal["auto", "f32"] | None = None
-    threads: int | None = None
-    models: str | None = None
-    weight_cache: str | None = None
-    cpu_kernels: Literal["auto", "numpy"] = "auto"
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
-        """Read the environment once; ``changes`` win over it.
-
-        Args:
-            environ: Variables to read instead of the process's.
-            **changes: Fields that the caller decides, e.g. from options of the command line.
-
-        Raises:
-            UsageError: a ``GGSCHED_*`` variable that does not exist, or a value that it does not
-                take.
-
-        Examples:
-            >>> Settings.from_environment({"GGSCHED_TIMEOUT_S": "5"}, streams=1).timeout_s
-            5.0
-        """
-        given = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
-        for name in sorted(n for n in given if n.startswith(PREFIX)):
-            variable = _variable(name)
-            if given[name].strip():
-                values[variable.field] = variable.read(given[name].strip())
-        return cls(**{**values, **changes})
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """One environment variable.
-
-    Attributes:
-        name: Its name.
-        field: The field of ``Settings`` that it sets.
-        values: What it takes, in words for people.
-        meaning: What it does.
-        parse: Turns text into the value, or raises ``ValueError``.
-        owner: ``ggsched``, or the name of the backend that reads the variable itself.
-        unset: What applies where it is not set, in words, if that is not a value of the variable.
-    """
-
-    name: str
-    field: str
-    values: str
-    meaning: str
-    parse: Callable[[str], Any]
-    owner: str = "ggsched"
-    unset: str = ""
-
-    @property
-    def default(self) -> str:
-        """The default as one would write it."""
-        if self.unset:
-            return self.unset
-        value = getattr(Settings(), self.field)
-        if isinstance(value, bool):
-            return str(int(value))
-        if value == ():
-            return "none"
-        return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-    def read(self, text: str) -> Any:
-        """Parse a value.
-
-        Raises:
-            UsageError: the variable does not take it.
-        """
-        try:
-            return self.parse(text)
-        except ValueError:
-            raise UsageError(
-                f"invalid value {text!r}", where=self.name, hint=f"it takes {self.values}"
-            ) from None
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -233,21 +103,6 @@ def read_budget(text: str) -> Budget:
     return tuple(sorted(budget.items()))
 
 
-def read_size(text: str) -> int:
-    """Read a number of bytes such as ``65536``, ``1.5KiB`` or ``64MiB``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if not found:
-        raise ValueError(text)
-    nbytes = float(found[1]) * _UNITS[found[2]]
-    if not nbytes.is_integer():
-        raise ValueError(text)
-    return int(nbytes)
-
-
 def _one_of(*choices: Any) -> Callable[[str], Any]:
     table = {str(choice): choice for choice in choices}
 
@@ -263,176 +118,249 @@ def _flag(text: str) -> bool:
     return bool(_one_of(0, 1)(text))
 
 
-MAX_STREAMS: Final = 64
-MAX_THREADS: Final = 512
-_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)(|[KMG]iB)")
+def _variable(
+    default: Any,
+    values: str,
+    parse: Callable[[str], Any],
+    meaning: str,
+    *,
+    owner: str = "ggsched",
+    unset: str = "",
+    flag: Flag | None = None,
+) -> Any:
+    """Return a field of ``Settings`` with its variable, and perhaps its option of a command."""
+    said = {"values": values, "meaning": meaning, "parse": parse, "owner": owner, "unset": unset}
+    return field(default=default, metadata={"variable": said, "flag": flag})
 
-VARIABLES: Final[tuple[Variable, ...]] = (
-    Variable(
-        "GGSCHED_ACTIVATIONS",
-        "activations",
-        "auto or f32",
-        "auto: activations are rounded where the weights of a product are: cuda rounds them to 16 "
-        "bits in products of many rows, cpu to 8 bits beside packed weights "
-        "and to bf16 beside bf16 where processors multiply such pairs; "
-        "f32: they keep what f32 results need.",
-        _one_of("auto", "f32"),
-        owner="cuda and cpu",
-        unset="auto on cpu and cuda",
-    ),
-    Variable(
-        "GGSCHED_BACKENDS",
-        "backends",
-        "names with commas between them, e.g. opencl,cpu",
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set from outside. The defaults here are the defaults everywhere.
+
+    What each field means is said by its metadata, ``VARIABLES``, and
+    ``docs/reference/environment.md``.
+
+    Examples:
+        >>> from ggsched import Scheduler, Settings
+        >>> with Scheduler(["cpu:0"], settings=Settings(streams=1, timeout_s=5.0)) as scheduler:
+        ...     scheduler.settings.streams
+        1
+    """
+
+    backends: tuple[str, ...] | None = _variable(
+        None, "names with commas between them, e.g. opencl,cpu", _names,
         "Which backends may be used, in order of preference.",
-        _names,
-    ),
-    Variable(
-        "GGSCHED_CAPTURE",
-        "capture",
-        "0 or 1",
-        "1: a plan that runs again is captured as graphs on devices that offer it, such as GPUs; "
-        "0: its commands are enqueued one by one.",
-        _flag,
-    ),
-    Variable(
-        "GGSCHED_CHECKED",
-        "checked",
-        "0 or 1",
-        "1: every call on a device is checked against the contract: order, lifetimes, regions, "
-        "host memory that is borrowed.",
-        _flag,
-    ),
-    Variable(
-        "GGSCHED_CPU_KERNELS",
-        "cpu_kernels",
-        "auto or numpy",
-        "auto: the backend cpu computes with kernels that LLVM compiles for the processor; numpy: "
-        "it runs every node by the reference arithmetic, which is exact and slow.",
-        _one_of("auto", "numpy"),
-        owner="cpu",
-    ),
-    Variable(
-        "GGSCHED_CPU_SYNC",
-        "cpu_sync",
-        "0 or 1",
-        "1: the backend cpu runs everything in the calling thread, without worker threads.",
-        _flag,
-        owner="cpu",
-    ),
-    Variable(
-        "GGSCHED_DEBUG",
-        "debug",
-        "0 to 4",
-        "Messages on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
-        "splits with reasons, 3 commands with hazards, 4 each executed command.",
-        _one_of(0, 1, 2, 3, 4),
-    ),
-    Variable(
-        "GGSCHED_FUSE",
-        "fuse",
-        "0 or 1",
-        "0: every node runs by itself, also where a device can compile groups of nodes as one.",
-        _flag,
-    ),
-    Variable(
-        "GGSCHED_MEMORY_BUDGET",
-        "memory_budget",
-        "none, bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB",
-        "Most bytes of intermediate results on each device or on those that are named; waits are "
-        "added where that is needed to keep it.",
-        read_budget,
-    ),
-    Variable(
-        "GGSCHED_MODELS",
-        "models",
-        "a folder",
-        "Where a node of a cluster looks for the file of a model, by its name, before its weights "
-        "are sent; the path that the driver has is tried too.",
-        str,
-        unset="none",
-    ),
-    Variable(
-        "GGSCHED_OPS",
-        "ops",
-        "names of modules with commas between them",
-        "Modules that register user-defined ops; the command line imports them first.",
-        _names_or_none,
-    ),
-    Variable(
-        "GGSCHED_PACKING_EFFORT",
-        "packing_effort",
-        "a whole number from 0 on",
-        "How long to look for a tighter packing of memory; each step takes 0.1 to 0.2 s at most, "
-        "and only where the bound is not met.",
-        _whole,
-    ),
-    Variable(
-        "GGSCHED_RATES",
-        "rates",
-        "auto, off or a file",
-        "Where rates that `ggsched calibrate` measured are kept; auto: rates.json in "
-        "`$XDG_CACHE_HOME/ggsched`, off: planning goes by guesses.",
-        str,
-    ),
-    Variable(
-        "GGSCHED_SANITIZE",
-        "sanitize",
-        "off or plan",
-        "plan: each new plan is checked for races before it runs.",
-        _one_of("off", "plan"),
-    ),
-    Variable(
-        "GGSCHED_SEED",
-        "seed",
-        "a whole number from 0 on",
-        "Decides what the backend sim, which simulates devices, runs when.",
-        _whole,
-    ),
-    Variable(
-        "GGSCHED_STREAMS",
-        "streams",
-        f"auto, autotune or a number from 1 to {MAX_STREAMS}",
-        "Streams per device. auto: several where the cost model predicts a gain; autotune: the "
-        "first runs of each graph are timed with one and with several, and the better is kept; a "
-        "number: at most that many, wherever nodes are independent, 1 being sequential.",
-        read_streams,
-    ),
-    Variable(
-        "GGSCHED_THREADS",
-        "threads",
-        f"a number from 1 to {MAX_THREADS}",
-        "How many threads of the backend cpu compute, for all its devices and streams together.",
-        read_threads,
-        owner="cpu",
-        unset="the physical cores that the process may use",
-    ),
-    Variable(
-        "GGSCHED_TIMEOUT_S",
-        "timeout_s",
-        "a positive number of seconds",
+    )  # fmt: skip
+    timeout_s: float = _variable(
+        30.0, "a positive number of seconds", _seconds,
         "How long a wait for a device goes on without any progress before it is given up. "
         "Progress is a command that any stream completes, and on cpu and opencl a node or kernel "
         "of a launch, or that it computes.",
-        _seconds,
-    ),
-    Variable(
-        "GGSCHED_VERIFY",
-        "verify",
-        "0 or 1",
+    )  # fmt: skip
+    sanitize: Sanitize = _variable(
+        "plan", "off or plan", _one_of("off", "plan"),
+        "plan: each new plan is checked for races before it runs.",
+    )  # fmt: skip
+    verify: bool = _variable(
+        True, "0 or 1", _flag,
         "1: each plan is compared with its graph and the machine before it runs.",
-        _flag,
-    ),
-    Variable(
-        "GGSCHED_WEIGHT_CACHE",
-        "weight_cache",
-        "a folder",
+    )  # fmt: skip
+    fuse: bool = _variable(
+        True, "0 or 1", _flag,
+        "0: every node runs by itself, also where a device can compile groups of nodes as one.",
+    )  # fmt: skip
+    debug: int = _variable(
+        0, "0 to 4", _one_of(0, 1, 2, 3, 4),
+        "Messages on stderr: 1 devices, sizes and the traceback of an error, 2 placement and "
+        "splits with reasons, 3 commands with hazards, 4 each executed command.",
+    )  # fmt: skip
+    cpu_sync: bool = _variable(
+        False, "0 or 1", _flag,
+        "1: the backend cpu runs everything in the calling thread, without worker threads.",
+        owner="cpu",
+    )  # fmt: skip
+    memory_budget: Budget = _variable(
+        (), "none, bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB", read_budget,
+        "Most bytes of intermediate results on each device or on those that are named; waits are "
+        "added where that is needed to keep it.",
+        flag=Flag(
+            "--memory-budget", read_budget,
+            "Most bytes of intermediate results, e.g. 64MiB; waits are added to keep it.",
+            "is not a number of bytes such as 64MiB, or opencl:0=64MiB,cpu:0=1GiB",
+            heading=HOMES, metavar="BYTES|DEVICE=BYTES,...",
+        ),
+    )  # fmt: skip
+    packing_effort: int = _variable(
+        0, "a whole number from 0 on", _whole,
+        "How long to look for a tighter packing of memory; each step takes 0.1 to 0.2 s at most, "
+        "and only where the bound is not met.",
+        flag=Flag(
+            "--packing-effort", 0,
+            "Look for a tighter packing of memory, 0.1 to 0.2 s a step. [default: 0]",
+            heading=PIPELINES, old="--memory-effort",
+        ),
+    )  # fmt: skip
+    streams: Streams = _variable(
+        "auto", f"auto, autotune or a number from 1 to {MAX_STREAMS}", read_streams,
+        "Streams per device. auto: several where the cost model predicts a gain; autotune: the "
+        "first runs of each graph are timed with one and with several, and the better is kept; a "
+        "number: at most that many, wherever nodes are independent, 1 being sequential.",
+        flag=Flag(
+            "--streams", read_streams,
+            "Streams per device: several where a gain is predicted, at most N wherever nodes are "
+            "independent, or what is faster on the first runs. [default: as GGSCHED_STREAMS says,"
+            " auto]",
+            f"is neither auto, autotune nor a number from 1 to {MAX_STREAMS}",
+            heading=PIPELINES, metavar="auto|N|autotune",
+        ),
+    )  # fmt: skip
+    seed: int = _variable(
+        0, "a whole number from 0 on", _whole,
+        "Decides what the backend sim, which simulates devices, runs when.",
+    )  # fmt: skip
+    checked: bool = _variable(
+        False, "0 or 1", _flag,
+        "1: every call on a device is checked against the contract: order, lifetimes, regions, "
+        "host memory that is borrowed.",
+    )  # fmt: skip
+    capture: bool = _variable(
+        True, "0 or 1", _flag,
+        "1: a plan that runs again is captured as graphs on devices that offer it, such as GPUs; "
+        "0: its commands are enqueued one by one.",
+    )  # fmt: skip
+    ops: tuple[str, ...] = _variable(
+        (), "names of modules with commas between them", _names_or_none,
+        "Modules that register user-defined ops; the command line imports them first.",
+    )  # fmt: skip
+    rates: str = _variable(
+        "auto", "auto, off or a file", str,
+        "Where rates that `ggsched calibrate` measured are kept; auto: rates.json in "
+        "`$XDG_CACHE_HOME/ggsched`, off: planning goes by guesses.",
+    )  # fmt: skip
+    activations: Literal["auto", "f32"] | None = _variable(
+        None, "auto or f32", _one_of("auto", "f32"),
+        "auto: activations are rounded where the weights of a product are: cuda rounds them to 16"
+        " bits in products of many rows, cpu to 8 bits beside packed weights and to bf16 beside "
+        "bf16 where processors multiply such pairs; f32: they keep what f32 results need.",
+        owner="cuda and cpu", unset="auto on cpu and cuda",
+        flag=Flag(
+            "--activations", ("auto", "f32"),
+            "Round activations where weights are rounded more coarsely, or keep them. [default: "
+            "as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
+            heading=PIPELINES,
+        ),
+    )  # fmt: skip
+    threads: int | None = _variable(
+        None, f"a number from 1 to {MAX_THREADS}", read_threads,
+        "How many threads of the backend cpu compute, for all its devices and streams together.",
+        owner="cpu", unset="the physical cores that the process may use",
+        flag=Flag(
+            "-t --threads", lambda text: None if text == "-1" else read_threads(text),
+            "Threads of the backend cpu that compute. [default: as GGSCHED_THREADS says, a "
+            "physical core each]",
+            f"is not a number of threads from 1 to {MAX_THREADS}",
+            heading=PIPELINES, metavar="N",
+        ),
+    )  # fmt: skip
+    models: str | None = _variable(
+        None, "a folder", str,
+        "Where a node of a cluster looks for the file of a model, by its name, before its weights"
+        " are sent; the path that the driver has is tried too.",
+        unset="none",
+    )  # fmt: skip
+    weight_cache: str | None = _variable(
+        None, "a folder", str,
         "Where a node of a cluster keeps the weights that were sent to it, by their digests; "
         "nothing is removed there.",
-        str,
         unset="none",
-    ),
+    )  # fmt: skip
+    cpu_kernels: Literal["auto", "numpy"] = _variable(
+        "auto", "auto or numpy", _one_of("auto", "numpy"),
+        "auto: the backend cpu computes with kernels that LLVM compiles for the processor; numpy:"
+        " it runs every node by the reference arithmetic, which is exact and slow.",
+        owner="cpu",
+    )  # fmt: skip
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, **changes: Any) -> Self:
+        """Read the environment once; ``changes`` win over it.
+
+        Args:
+            environ: Variables to read instead of the process's.
+            **changes: Fields that the caller decides, e.g. from options of the command line.
+
+        Raises:
+            UsageError: a ``GGSCHED_*`` variable that does not exist, or a value that it does not
+                take.
+
+        Examples:
+            >>> Settings.from_environment({"GGSCHED_TIMEOUT_S": "5"}, streams=1).timeout_s
+            5.0
+        """
+        given = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for name in sorted(n for n in given if n.startswith(PREFIX)):
+            variable = _known(name)
+            if given[name].strip():
+                values[variable.field] = variable.read(given[name].strip())
+        return cls(**{**values, **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        field: The field of ``Settings`` that it sets.
+        values: What it takes, in words for people.
+        meaning: What it does.
+        parse: Turns text into the value, or raises ``ValueError``.
+        owner: ``ggsched``, or the name of the backend that reads the variable itself.
+        unset: What applies where it is not set, in words, if that is not a value of the variable.
+    """
+
+    field: str
+    values: str
+    meaning: str
+    parse: Callable[[str], Any]
+    owner: str = "ggsched"
+    unset: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return PREFIX + self.field.upper()
+
+    @property
+    def default(self) -> str:
+        """The default as one would write it."""
+        if self.unset:
+            return self.unset
+        value = getattr(Settings(), self.field)
+        if isinstance(value, bool):
+            return str(int(value))
+        if value == ():
+            return "none"
+        return "all" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    def read(self, text: str) -> Any:
+        """Parse a value.
+
+        Raises:
+            UsageError: the variable does not take it.
+        """
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise UsageError(
+                f"invalid value {text!r}", where=self.name, hint=f"it takes {self.values}"
+            ) from None
+
+
+VARIABLES: Final = tuple(
+    sorted(
+        (Variable(f.name, **f.metadata["variable"]) for f in fields(Settings)), key=lambda v: v.name
+    )
 )
 
 
@@ -457,7 +385,7 @@ def exported(settings: Settings) -> Iterator[None]:
                 os.environ[name] = text
 
 
-def _variable(name: str) -> Variable:
+def _known(name: str) -> Variable:
     known = {variable.name: variable for variable in VARIABLES}
     if name in known:
         return known[name]

@@ -12,20 +12,25 @@ import click
 
 from ggsched.cli.console import write_json
 from ggsched.cli.interruption import is_interruption, tell_interruption
-from ggsched.cli.options import at_least, json_option, one_of, option, whole_numbers, with_options
+from ggsched.cli.options import (
+    COMPUTE,
+    PLANNING,
+    at_least,
+    changed,
+    json_option,
+    one_of,
+    option,
+    settings_fields,
+    settings_options,
+    whole_numbers,
+    with_options,
+)
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.printable import results, write_out
 from ggsched_commands.bench_compare import compare_files
-from ggsched_commands.compute_options import COMPUTE_OPTIONS, computed
 from ggsched_commands.help_groups import GroupedCommand
-from ggsched_commands.model_options import (
-    ModelOptions,
-    memory_check_option,
-    model_options,
-    open_session,
-)
-from ggsched_commands.planning_options import planning_options
+from ggsched_commands.model_options import memory_check_option, model_options, open_session
 
 if TYPE_CHECKING:
     from ggsched_llm.session import Session
@@ -64,7 +69,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _with_compute_options(function: F) -> F:
-    return with_options(function, COMPUTE_OPTIONS)
+    return with_options(function, settings_fields(*COMPUTE))
 
 
 @click.command(cls=GroupedCommand)
@@ -112,7 +117,7 @@ def _with_compute_options(function: F) -> F:
 @memory_check_option
 @json_option
 @click.pass_obj
-@planning_options
+@settings_options(*PLANNING)
 @_with_compute_options
 def bench(
     settings: Settings,
@@ -276,28 +281,27 @@ class _Measurement:
         from ggsched_llm.speed import measure
 
         given = self.options | variant
-        settings = computed(self.settings, given)
-        wanted = ModelOptions(**given)
+        settings = changed(self.settings, given, COMPUTE)
         most, n_ctx = max(t.parallel for t in self.tests), -(-self.n_ctx // 256) * 256
-        with open_session(wanted, settings, n_parallel=most, n_ctx=n_ctx) as session:
+        with open_session(given, settings, n_parallel=most, n_ctx=n_ctx) as session:
             if self.checks_memory:
                 longest = max(max(t.depth, t.n_tokens) * t.parallel for t in self.tests)
                 check_memory(session, longest)
-            facts = {**_facts(session, wanted), **{n: variant[n] for n in self.varied}}
+            facts = {**_facts(session, given), **{n: variant[n] for n in self.varied}}
             yield facts, None
             for speed in measure(session, self.tests, self.repetitions):
                 self.done += 1
                 yield facts, speed
 
 
-def _facts(session: "Session", options: ModelOptions) -> dict[str, Any]:
+def _facts(session: "Session", given: dict[str, Any]) -> dict[str, Any]:
     """Return what is the same in all tests."""
     hp = session.model.hparams
     return {
         "model": f"{hp.arch} {hp.name}".strip(),
         "size": session.model.weight_nbytes(),
         "devices": ",".join(d.name for d in session.scheduler.topology.devices),
-        "ngl": "all" if options.n_gpu_layers is None else options.n_gpu_layers,
+        "ngl": "all" if given["n_gpu_layers"] is None else given["n_gpu_layers"],
         "n_ubatch": session.options.n_ubatch,
     }
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ggsched.calibrate.device_rates import NO_TIME
 from ggsched.cli.console import messages, output, write_json
-from ggsched.cli.options import RenamedOption, devices_option, json_option, option
+from ggsched.cli.options import OwnOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -44,7 +44,7 @@ def _seconds(text: str) -> float:
     _seconds,
     12.0,
     metavar="S",
-    cls=RenamedOption,
+    cls=OwnOption,
     old="--seconds",
 )
 @option(

@@ -12,12 +12,11 @@ import click
 
 from ggsched.backend.registry import BackendStatus, discover
 from ggsched.cli.console import columns, output, write_json
-from ggsched.cli.options import device_names, json_option, option
+from ggsched.cli.options import device_names, json_option, option, settings_options
 from ggsched.config import Settings
 from ggsched.errors import InternalError
 from ggsched.printable import write_out
 from ggsched_commands.model_file import BUNDLED, bundled_model
-from ggsched_commands.planning_options import streams_option
 from ggsched_commands.run_stats import measured_lines, session_stats, stats_line
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class Sum:
 )
 @json_option
 @click.pass_obj
-@streams_option
+@settings_options("streams")
 def demo(settings: Settings, devices: tuple[str, ...] | None, as_json: bool) -> int:
     """Split a small model over two devices; check its answers."""
     with bundled_model() as path:

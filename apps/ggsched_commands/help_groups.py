@@ -7,6 +7,7 @@ import click
 
 from ggsched.cli.output_files import refuse_overwriting
 from ggsched.cli.spelling import Foreign
+from ggsched.flags import HOMES, PIPELINES
 from ggsched_commands.llama_cpp import llama_cpp_options
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -16,26 +17,20 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "single_turn", "system", "parse_special", "stops", "ignores_end", "shifts", "keep",
         "prompts", "generations", "pairs", "depths", "parallels", "repetitions",
     ),
-    "Sampling": (
-        "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n",
-    ),
+    "Sampling": (),
     "ONNX models": ("inputs", "shapes", "constants", "dims"),
-    "Devices, and what lives where": (
-        "devices", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "overrides", "tensor_split",
-        "split_mode", "tensor_group", "split_by", "placement", "fit", "fit_margin",
-        "memory_budget", "op_offload", "expert_staging_buffers", "expert_cache",
-    ),
-    "Sizes": ("n_ctx", "n_batch", "n_ubatch", "n_tokens", "n_past", "prompt_tokens"),
-    "Threads, streams and pipelines": (
-        "threads", "activations", "streams", "pipelining", "pipeline_buffers", "packing_effort",
-    ),
+    HOMES: ("devices",),
+    "Sizes": ("n_tokens", "n_past", "prompt_tokens"),
+    PIPELINES: (),
     "Checks": ("verify", "checks_memory", "retries"),
     "Output": (
         "output", "form", "compare", "as_json", "logits", "trace", "html", "report", "verbose",
         "explain", "memory", "with_graph", "dot", "topology",
     ),
 }  # fmt: skip
-"""Parameters of options by heading. What is in none stands below the others."""
+"""Parameters of options by heading, besides those of fields, which say their heading themselves.
+
+What has no heading stands below the others."""
 
 
 class GroupedCommand(click.Command):
@@ -59,11 +54,13 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options."""
-        rest = {p.name: p for p in self.get_params(ctx) if isinstance(p, click.Option)}
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         for heading, names in GROUPS.items():
-            rows = [rest.pop(name).get_help_record(ctx) for name in names if name in rest]
-            _section(formatter, heading, rows)
-        _section(formatter, "Other options", [p.get_help_record(ctx) for p in rest.values()])
+            own = [p for name in names for p in options if p.name == name]
+            own += [p for p in options if getattr(p, "heading", "") == heading]
+            options = [p for p in options if p not in own]
+            _section(formatter, heading, [p.get_help_record(ctx) for p in own])
+        _section(formatter, "Other options", [p.get_help_record(ctx) for p in options])
 
 
 def _section(

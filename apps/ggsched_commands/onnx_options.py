@@ -1,8 +1,7 @@
 """``ggsched run model.onnx``: options, and the run."""
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
 from math import prod
@@ -13,7 +12,7 @@ import click
 import numpy as np
 
 from ggsched.cli.console import write_json
-from ggsched.cli.options import option, with_options
+from ggsched.cli.options import COMPUTE, PLANNING, option, verified, with_options
 from ggsched.cli.output_files import check_writable
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -33,25 +32,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SUFFIX: Final = ".onnx"
 _MAX_NPY_HEADER: Final = 1 << 16
 
-_OWN: Final = ("inputs", "constants", "dims", "output")
-_SHARED: Final = frozenset(
-    [
-        "model",
-        "model_option",
-        "devices",
-        "placement",
-        "verify",
-        "trace",
-        "html",
-        "report",
-        "as_json",
-        "threads",
-        "activations",
-        "streams",
-        "packing_effort",
-        "memory_budget",
-    ]
-)
+_SHARED: Final = ("model", "model_option", "devices", "placement", "as_json", *PLANNING)
+_SHARED_BY_RUNS: Final = ("verify", "trace", "html", "report", *COMPUTE)
 """Options that mean the same for every model."""
 
 
@@ -106,22 +88,38 @@ _OPTIONS: Final = (
 
 def onnx_options(function: F) -> F:
     """Add the options; a model whose name ends in ``.onnx`` is run here."""
+    return onnx_command(function, _run, _SHARED_BY_RUNS, _OPTIONS)
+
+
+def onnx_command(
+    function: F,
+    instead: Callable[..., None],
+    shared: Iterable[str],
+    options: Sequence[Callable[[Any], Any]],
+) -> F:
+    """Add options of ONNX models to a command, and what is done for these models.
+
+    Args:
+        function: The command, for all other models.
+        instead: Gets the settings, what all commands of models have, and the values of the options.
+        shared: Options that mean the same for every model, besides those of all commands.
+        options: The options.
+    """
+    made = click.command("onnx")(with_options(lambda: None, options))
+    names = [param.name or "" for param in made.params]
 
     @wraps(function)
     def command(settings: Settings, /, **given: Any) -> Any:
-        own = {name: given.pop(name) for name in _OWN}
-        if not given["model"].endswith(SUFFIX):
-            for name, value in own.items():
-                if value:
-                    what = f"--{name.removesuffix('s')} is for ONNX models"
-                    raise UsageError(
-                        what, where=given["model"], hint=f"whose names end in {SUFFIX}"
-                    )
-            return function(settings, **given)
-        refuse_others(_SHARED | frozenset(_OWN), "models that generate text")
-        return _run(settings, given, **own)
+        own = {name: given.pop(name) for name in names}
+        if given["model"].endswith(SUFFIX):
+            refuse_others({*_SHARED, *shared, *names}, "models that generate text")
+            return instead(settings, given, **own)
+        for name in filter(own.get, own):
+            what = f"--{name.removesuffix('s')} is for ONNX models"
+            raise UsageError(what, where=given["model"], hint=f"whose names end in {SUFFIX}")
+        return function(settings, **given)
 
-    return with_options(cast(F, command), _OPTIONS)
+    return with_options(cast(F, command), options)
 
 
 def is_given(name: str) -> bool:
@@ -130,7 +128,7 @@ def is_given(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def refuse_others(known: frozenset[str], what: str) -> None:
+def refuse_others(known: Container[str], what: str) -> None:
     """Refuse options that mean nothing for an ONNX model.
 
     Raises:
@@ -178,9 +176,7 @@ def _run(
     model = open_model(given["model"], dims, constants)
     arrays = {name: _load(path) for name, path in inputs}
     _check(model, arrays)
-    if given["verify"] is not None:
-        verify: bool = given["verify"]
-        settings = replace(settings, verify=verify, sanitize="plan" if verify else "off")
+    settings = verified(settings, given["verify"])
     wanted = Wanted(given["trace"], given["html"], given["report"])
     with (
         recording(wanted, "ggsched run") as recorder,

@@ -1,38 +1,19 @@
 """``ggsched plan model.onnx``: the plan of an ONNX model."""
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import click
 
-from ggsched.cli.options import option, with_options
+from ggsched.cli.options import option
 from ggsched.config import Settings
-from ggsched.errors import UsageError
-from ggsched_commands.onnx_options import CONSTANT, DIM, SUFFIX, is_given, open_model, refuse_others
+from ggsched_commands.onnx_options import CONSTANT, DIM, is_given, onnx_command, open_model
 from ggsched_commands.plan_dot import write_dot
 from ggsched_commands.plan_output import print_plan, save_plan, with_graph
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_OWN: Final = ("constants", "dims", "shapes")
-_SHARED: Final = frozenset(
-    [
-        "model",
-        "model_option",
-        "devices",
-        "placement",
-        "verbose",
-        "output",
-        "with_graph",
-        "dot",
-        "as_json",
-        "threads",
-        "streams",
-        "packing_effort",
-        "memory_budget",
-    ]
-)
+_SHARED: Final = ("verbose", "output", "with_graph", "dot")
 """Options that mean the same for every model."""
 
 
@@ -55,21 +36,7 @@ SHAPE: Final = option(
 
 def onnx_plan_options(function: F) -> F:
     """Add the options; a model whose name ends in ``.onnx`` is planned here."""
-
-    @wraps(function)
-    def command(settings: Settings, /, **given: Any) -> Any:
-        own = {name: given.pop(name) for name in _OWN}
-        if given["model"].endswith(SUFFIX):
-            refuse_others(_SHARED | frozenset(_OWN), "models that generate text")
-            return _plan(settings, given, **own)
-        for name, value in own.items():
-            if value:
-                hint = f"whose names end in {SUFFIX}"
-                what = f"--{name.removesuffix('s')} is for ONNX models"
-                raise UsageError(what, where=given["model"], hint=hint)
-        return function(settings, **given)
-
-    return with_options(cast(F, command), (SHAPE, DIM, CONSTANT))
+    return onnx_command(function, _plan, _SHARED, (SHAPE, DIM, CONSTANT))
 
 
 def _plan(

@@ -6,21 +6,21 @@ from typing import Any
 import click
 
 from ggsched.cli.console import messages, write_json
-from ggsched.cli.options import json_option, option, whole_numbers
+from ggsched.cli.options import (
+    COMPUTE,
+    PLANNING,
+    json_option,
+    option,
+    settings_options,
+    whole_numbers,
+)
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.files.reading import read_prose
 from ggsched.printable import results, write_out
-from ggsched_commands.compute_options import compute_options
 from ggsched_commands.help_groups import GroupedCommand
-from ggsched_commands.model_options import (
-    ModelOptions,
-    memory_check_option,
-    model_options,
-    open_session,
-)
-from ggsched_commands.planning_options import planning_options
+from ggsched_commands.model_options import memory_check_option, model_options, open_session
 
 
 @click.command(cls=GroupedCommand)
@@ -35,8 +35,7 @@ from ggsched_commands.planning_options import planning_options
 @memory_check_option
 @json_option
 @click.pass_obj
-@planning_options
-@compute_options
+@settings_options(*PLANNING, *COMPUTE)
 def perplexity(
     settings: Settings,
     /,
@@ -61,7 +60,7 @@ def perplexity(
     text = read_prose(text_file) if text_file is not None else ""
     with (
         loading(messages()) as progress,
-        open_session(ModelOptions(**options), settings, progress) as session,
+        open_session(options, settings, progress) as session,
     ):
         tokenizer = session.model.tokenizer
         ids = list(tokens) if tokens is not None else tokenizer.encode(text)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggsched.cli.console import messages, write_folded
-from ggsched.cli.options import at_least, json_option, option
+from ggsched.cli.options import PLANNING, at_least, json_option, option, settings_options
 from ggsched.cli.topology_file import topology_option, written_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched_commands.help_groups import GroupedCommand
-from ggsched_commands.model_options import ModelOptions, model_options, open_session
+from ggsched_commands.model_options import model_options, open_session
 from ggsched_commands.onnx_plan import onnx_plan_options
 from ggsched_commands.plan_dot import dot_option, write_dot
 from ggsched_commands.plan_explain import explain_option, print_explanation
@@ -20,7 +20,6 @@ from ggsched_commands.plan_html import write_plan_page
 from ggsched_commands.plan_memory import memory_options, print_memory
 from ggsched_commands.plan_output import no_files, print_plan, save_plan
 from ggsched_commands.plan_output import with_graph as graph_included
-from ggsched_commands.planning_options import planning_options
 from ggsched_llm.default_devices import GENERATED
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 @memory_options
 @json_option
 @click.pass_obj
-@planning_options
+@settings_options(*PLANNING)
 @onnx_plan_options
 def plan(
     settings: Settings,
@@ -86,10 +85,9 @@ def plan(
         settings = replace(settings, streams="auto")  # only runs can be measured
     if memory:
         settings = replace(settings, verify=False, sanitize="off")  # nothing is going to run
-    wanted = ModelOptions(**options)
-    devices = written_devices(topology, wanted.devices)
+    devices = written_devices(topology, options["devices"])
     expected = (prompt_tokens, n_predict) if memory else (n_tokens, 0)
-    with open_session(wanted, settings, devices=devices, expected=_expected(*expected)) as session:
+    with open_session(options, settings, devices=devices, expected=_expected(*expected)) as session:
         if session.default_devices is not None and not as_json:
             messages().print(session.default_devices.reason(), soft_wrap=True)
         if memory:

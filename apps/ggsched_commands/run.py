@@ -5,35 +5,40 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import numpy as np
 
 from ggsched.cli.console import leave_line_open, messages, write_json
-from ggsched.cli.options import at_least, json_option, option, tokens_to_generate, whole_numbers
+from ggsched.cli.options import (
+    COMPUTE,
+    PLANNING,
+    at_least,
+    json_option,
+    option,
+    record_of,
+    record_options,
+    settings_options,
+    tokens_to_generate,
+    whole_numbers,
+    with_options,
+)
 from ggsched.cli.output_files import check_writable, output_file
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.files.reading import read_prose
 from ggsched.printable import results, write_out
-from ggsched_commands.compute_options import compute_options
 from ggsched_commands.help_groups import GroupedCommand
 from ggsched_commands.model_file import EXAMPLE, is_bundled
-from ggsched_commands.model_options import (
-    ModelOptions,
-    memory_check_option,
-    model_options,
-    open_session,
-)
+from ggsched_commands.model_options import memory_check_option, model_options, open_session
 from ggsched_commands.onnx_options import is_given, onnx_options
-from ggsched_commands.planning_options import planning_options
 from ggsched_commands.run_stats import measured_lines, pipeline_line, session_stats, stats_line
-from ggsched_commands.sampling_options import sampling_options, take_sampling
 from ggsched_commands.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched_llm.default_devices import GENERATED
 from ggsched_llm.generation import tokens_at_most
+from ggsched_llm.sampling import Sampling
 from ggsched_llm.stop_text import StopText
 
 if TYPE_CHECKING:
@@ -41,10 +46,15 @@ if TYPE_CHECKING:
     from ggsched_llm.load import Model
     from ggsched_llm.session import Session
 
+F = TypeVar("F", bound=Callable[..., Any])
 _LOG: Final = logging.getLogger("ggsched")
 
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _ESCAPE: Final = re.compile(r"""\\([ntr\\'"])""")
+
+
+def _with_sampling(function: F) -> F:
+    return with_options(function, [*record_options(Sampling)])
 
 
 @click.command(cls=GroupedCommand)
@@ -72,7 +82,7 @@ _ESCAPE: Final = re.compile(r"""\\([ntr\\'"])""")
     "32",
     metavar="N",
 )
-@sampling_options
+@_with_sampling
 @option(
     "-r --reverse-prompt --stop stops",
     "End the text at this string, which is not written. May be repeated.",
@@ -130,8 +140,7 @@ _ESCAPE: Final = re.compile(r"""\\([ntr\\'"])""")
 @trace_options
 @json_option
 @click.pass_obj
-@planning_options
-@compute_options
+@settings_options(*PLANNING, *COMPUTE)
 @onnx_options
 def run(
     settings: Settings,
@@ -163,7 +172,8 @@ def run(
     A GGUF file generates text. Of an ONNX file the outputs are computed:
     `model.onnx --input NAME=FILE.npy`.
     """
-    sampling = take_sampling(options)
+    sampling = record_of(Sampling, options)
+    sampling.check()
     prompt = _prompt(prompt, prompt_file, escapes=escapes)
     if chat:
         given = (tokens is not None, logits is not None, as_json, shifts, retries > 0)
@@ -186,7 +196,6 @@ def run(
         ids.extend(model.tokenizer.encode(prompt or "") if tokens is None else tokens)
         return len(ids), n_predict if n_predict >= 0 else GENERATED
 
-    wanted = ModelOptions(**options)
     with (
         recording(Wanted(trace, html, report), "ggsched run") as recorder,
         loading(messages()) as progress,
@@ -194,7 +203,7 @@ def run(
     ):
         session, retries = _opened(
             lambda: open_session(
-                wanted, settings, progress, recorder, expected=None if chat else expected
+                options, settings, progress, recorder, expected=None if chat else expected
             ),
             retries,
         )

@@ -8,7 +8,7 @@ calibrated rates, where there are any; else the product that takes most of the t
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ggsched.backend.free_memory import free_nbytes
@@ -17,15 +17,13 @@ from ggsched.backend.protocols import Device
 from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.ir.dtype import DType
-from ggsched.ir.graph import Graph
-from ggsched.passes.cost.work_size import node_works, work_costs
 from ggsched.run.release import close_all
 from ggsched.run.runtime import opened
 from ggsched.topology.caps import op_key
-from ggsched.topology.cost import Rates
 from ggsched.units import nbytes_text, seconds_text
 from ggsched_llm.batches import BatchSize, kv_bucket
-from ggsched_llm.offload import LEFT_FOR_RESULTS
+from ggsched_llm.layer_costs import Candidate, layer_costs
+from ggsched_llm.offload import LEFT_FOR_RESULTS, Offload
 from ggsched_llm.quick_rates import WORTH_NBYTES, with_products
 from ggsched_llm.spec import ModelSpec
 
@@ -38,7 +36,7 @@ Expected = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DeviceTime:
     """A device in the host's memory.
 
     Attributes:
@@ -64,7 +62,7 @@ class DefaultDevices:
     """
 
     names: tuple[str, ...]
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[DeviceTime, ...] = ()
     tokens: tuple[int, int] = (0, 0)
     source: str = ""
 
@@ -117,16 +115,33 @@ def choose_devices(
     topology = probe(devices)
     rates = load_rates(topology, settings.rates)
     indices = [devices.index(d) for d in on_host]
-    tokens = _tokens(n_ctx, expected)
-    graphs = _graphs(spec, n_ctx, tokens)
+    tokens = prompt, steps = _tokens(n_ctx, expected)
+    runs = (
+        (BatchSize(prompt, kv_bucket(prompt, n_ctx), 1), 1),
+        (BatchSize(1, kv_bucket(min(n_ctx, prompt + steps), n_ctx), 1), steps),
+    )
     heaviest, source = _heaviest(spec), rates.source
     if spec_nbytes(spec) >= WORTH_NBYTES:
         known, rates = rates, with_products(rates, devices, {i: [heaviest] for i in indices})
         if rates.devices != known.devices:
             source = f"mul_mat:{heaviest.name} measured"
-    candidates = tuple(
-        _candidate(spec, n_ctx, devices[i], rates.devices[i], graphs) for i in indices
-    )
+    costs = layer_costs(spec, topology, rates, Offload(), runs, n_ctx)
+    needs = [
+        op_key(node.op, graph.tensors[node.inputs[0]].dtype.name)
+        for graph in (size.graph(spec, n_ctx) for size, _ in runs)
+        for node in graph.nodes
+    ]
+
+    def compared(index: int) -> DeviceTime:
+        name = devices[index].facts.name
+        why_not = _why_not(spec, n_ctx, devices[index], set(needs))
+        if why_not:
+            return DeviceTime(name, None, why_not)
+        alone = replace(costs, stages=(), host=index, rest_with_first=False)
+        launches_s = (1 + steps) * rates.devices[index].launch_s
+        return DeviceTime(name, launches_s + alone.estimate(Candidate(n_ctx)))
+
+    candidates = tuple(map(compared, indices))
     able = [c for c in candidates if c.seconds is not None]
     chosen = (min(able, key=_rank).name,) if able else names
     return DefaultDevices(chosen, candidates, tokens, source)
@@ -137,7 +152,7 @@ def spec_nbytes(spec: ModelSpec) -> int:
     return sum(w.nbytes for w in spec.weights.values())
 
 
-def _rank(candidate: Candidate) -> float:
+def _rank(candidate: DeviceTime) -> float:
     return float("inf") if candidate.seconds is None else candidate.seconds
 
 
@@ -146,14 +161,6 @@ def _tokens(n_ctx: int, expected: Expected) -> tuple[int, int]:
     prompt, answer = expected or (PROMPT, GENERATED)
     prompt = max(1, min(prompt, n_ctx - 1))
     return prompt, max(0, min(answer, n_ctx - prompt))
-
-
-def _graphs(spec: ModelSpec, n_ctx: int, tokens: tuple[int, int]) -> list[tuple[Graph, int]]:
-    """Return the graph of a prompt and of a decoding step, with how often each runs."""
-    prompt, steps = tokens
-    sizes = [(BatchSize(prompt, kv_bucket(prompt, n_ctx), 1), 1)]
-    sizes += [(BatchSize(1, kv_bucket(min(n_ctx, prompt + steps), n_ctx), 1), steps)]
-    return [(size.graph(spec, n_ctx), times) for size, times in sizes]
 
 
 def _heaviest(spec: ModelSpec) -> DType:
@@ -165,36 +172,11 @@ def _heaviest(spec: ModelSpec) -> DType:
     return nbytes.most_common(1)[0][0]
 
 
-def _candidate(
-    spec: ModelSpec,
-    n_ctx: int,
-    device: Device,
-    rates: Rates,
-    graphs: Sequence[tuple[Graph, int]],
-) -> Candidate:
+def _why_not(spec: ModelSpec, n_ctx: int, device: Device, ops: set[str]) -> str:
+    """Return why a device cannot run the model, which needs some ops, by itself, or nothing."""
     facts = device.facts
-    why_not = _why_not(spec, n_ctx, device, graphs)
-    if why_not:
-        return Candidate(facts.name, None, why_not)
-    seconds = 0.0
-    for graph, times in graphs:
-        step = rates.launch_s + sum(work_costs(rates, node_works(graph, graph.nodes)))
-        seconds += times * step
-    return Candidate(facts.name, seconds)
-
-
-def _why_not(
-    spec: ModelSpec, n_ctx: int, device: Device, graphs: Sequence[tuple[Graph, int]]
-) -> str:
-    """Return why a device cannot run the model by itself, or nothing."""
-    facts = device.facts
-    lacks = {
-        op_key(node.op, graph.tensors[node.inputs[0]].dtype.name)
-        for graph, _ in graphs
-        for node in graph.nodes
-    } - facts.ops
-    if lacks:
-        return f"has no {min(lacks)}"
+    if ops - facts.ops:
+        return f"has no {min(ops - facts.ops)}"
     states = sum(spec.state_nbytes(n_ctx).values())
     wanted = (spec_nbytes(spec) + states) / (1 - LEFT_FOR_RESULTS)
     free = free_nbytes(device)

@@ -12,20 +12,20 @@ from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 from ggsched_llm.batches import BatchSize, kv_bucket
 from ggsched_llm.fit import Fit, fit
+from ggsched_llm.layer_costs import layer_costs
 from ggsched_llm.offload import (
     EMBEDDING,
     LEFT_FOR_RESULTS,
     Homes,
     copied_output,
     find_homes,
-    first_and_last,
-    has_room,
+    layer_devices,
     stages,
     wants_copy,
 )
 from ggsched_llm.session_options import SessionOptions
 from ggsched_llm.spec import ModelSpec
-from ggsched_llm.stage_balance import balanced_layers
+from ggsched_llm.stage_balance import balanced_layers, split_reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,7 @@ def fit_options(
         scheduler.free_nbytes(),
         options.offload,
         options.fit,
+        n_ctx=options.n_ctx,
         step=options.step,
         make=make,
     )
@@ -145,23 +146,28 @@ def balance_options(
     is_asked = offload.split_by == "cost"
     if not is_asked and (offload.split_by or not _are_alike(topology, targets)):
         return options
-    step = min(options.step, options.n_ctx)
-    share = 1.0 if is_asked else 1 - LEFT_FOR_RESULTS
-    try:
-        split = balanced_layers(
-            spec,
-            topology,
-            rates,
-            offload,
-            BatchSize(step, kv_bucket(step, options.n_ctx), 1),
-            n_ctx=options.n_ctx,
-            limits=[int(share * free[t]) for t in targets],
+    if not targets:
+        raise UsageError(
+            "there are no devices to divide layers among",
+            why=f"devices: {', '.join(d.name for d in topology.devices)}",
+            hint="name several in --devices",
         )
-    except UsageError:
-        if is_asked:
-            raise
+    step = min(options.step, options.n_ctx)
+    run = BatchSize(step, kv_bucket(step, options.n_ctx), 1), 1
+    costs = layer_costs(spec, topology, rates, offload, [run], options.n_ctx)
+    share, count = 1.0 if is_asked else 1 - LEFT_FOR_RESULTS, len(costs.nbytes)
+    limits = [int(share * free[t]) for t in targets]
+    wanted = count if offload.n_gpu_layers is None else min(count, offload.n_gpu_layers)
+    split = balanced_layers(costs, wanted, offload.n_cpu_moe, limits)
+    if split is None and is_asked:
+        raise UsageError(
+            f"no split of {wanted} layers fits {len(targets)} devices",
+            hint="offload fewer layers (-ngl), or let --fit choose",
+        )
+    if split is None:
         return options
-    counted = replace(offload, stage_layers=split.counts, stage_reasons=split.reasons)
+    reasons = split_reasons(costs, split.counts, offload.n_cpu_moe, limits, step)
+    counted = replace(offload, stage_layers=split.counts, stage_reasons=reasons)
     return replace(options, offload=counted)
 
 
@@ -190,9 +196,15 @@ def untie_embedding(
     topology, offload = scheduler.topology, options.offload
     if not wants_copy(spec, topology, offload):
         return spec
-    if chosen is None:
-        fits = has_room(spec, topology, offload, scheduler.free_nbytes(), options.n_ctx)
+    first = layer_devices(spec.hparams, topology.devices, offload)[0]
+    copy = spec.weights[EMBEDDING].nbytes
+    if chosen is not None:
+        fits = chosen.has_room(chosen.need.plus(first, copy))
     else:
-        first, _ = first_and_last(spec, topology, offload)
-        fits = chosen.has_room(chosen.need.plus(first, spec.weights[EMBEDDING].nbytes))
+        homes = find_homes(spec, topology, offload).devices
+        sizes = {name: weight.nbytes for name, weight in spec.weights.items()}
+        sizes |= spec.state_nbytes(options.n_ctx)
+        used = sum(nbytes for name, nbytes in sizes.items() if homes[name] == first)
+        free = (1 - LEFT_FOR_RESULTS) * scheduler.free_nbytes()[first]
+        fits = copy <= topology.devices[first].max_allocation_nbytes and used + copy <= free
     return copied_output(spec) if fits else spec

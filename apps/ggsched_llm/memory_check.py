@@ -6,8 +6,7 @@ from typing import Final
 
 from ggsched.errors import GgschedError, OutOfDeviceMemory
 from ggsched.passes.shard.names import part_of
-from ggsched.units import nbytes_text
-from ggsched_llm.fit import Fit, FitRequest, shortage
+from ggsched_llm.fit import LEAST_CONTEXT, Fit, FitRequest, lacking_text, shortage
 from ggsched_llm.homes import fit_options
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import source_name
@@ -15,7 +14,6 @@ from ggsched_llm.sampling import Sampling
 from ggsched_llm.session import Session
 from ggsched_llm.spec import ModelSpec
 
-_SMALLEST_CONTEXT: Final = 256
 _FIRST_STEPS: Final = 2
 """Tokens that are looked at after the prompt: later steps need little more."""
 
@@ -45,11 +43,10 @@ def check_memory(
     missing = memory_shortage(session, n_prompt, all_logits=all_logits, sampling=sampling)
     if not missing:
         return
-    lacking = " and ".join(f"{nbytes_text(n)} on {name}" for name, n in missing.items())
     raise OutOfDeviceMemory(
         "the model does not fit the memory that is free",
         where=session.model.file.path,
-        why=f"{lacking} are missing",
+        why=f"{lacking_text(missing)} are missing",
         hint=_advice(session, all_logits)
         if session.sharing is None
         else "take more devices or a smaller -c, or other shares (-ts)",
@@ -101,21 +98,10 @@ def _advice(session: Session, all_logits: bool) -> str:
             if fit.n_ctx == options.n_ctx:
                 break
     if found is not None:
-        return f"it would fit with: {found[1]}{_instead(session)}"
+        chosen_by_fit = ("-ngl", "--n-cpu-moe", "-ts", "--placement")
+        words = ", ".join(name for name in options.said if name in chosen_by_fit)
+        return f"it would fit with: {found[1]}{words and f' instead of {words}'}"
     return f"nothing fits: {closest}; take a smaller model or more devices"
-
-
-def _instead(session: Session) -> str:
-    """Return which options have to go."""
-    given, options = session.options.offload, session.options
-    said = {
-        "-ngl": given.n_gpu_layers is not None,
-        "--n-cpu-moe": given.n_cpu_moe > 0,
-        "-ts": given.tensor_split is not None,
-        "--placement": not options.is_by_layers,
-    }
-    words = [name for name, is_said in said.items() if is_said]
-    return f" instead of {', '.join(words)}" if words else ""
 
 
 def _specs(session: Session) -> Iterator[tuple[str, ModelSpec]]:
@@ -133,12 +119,9 @@ def _fit(session: Session, spec: ModelSpec, all_logits: bool) -> Fit:
         OutOfDeviceMemory: nothing fits.
     """
     options = session.options
-    contexts = [options.n_ctx]
-    while contexts[-1] // 2 >= _SMALLEST_CONTEXT:
-        contexts.append(contexts[-1] // 2)
     offload = replace(
         options.offload, n_gpu_layers=None, n_cpu_moe=0, tensor_split=None, stage_layers=None
     )
-    request = FitRequest(tuple(contexts), all_logits=all_logits)
+    request = FitRequest(LEAST_CONTEXT, all_logits=all_logits)
     wanted = replace(options, fit=request, offload=offload, placement="ggml")
     return fit_options(spec, session.scheduler, session.rates, wanted)[1]

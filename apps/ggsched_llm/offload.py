@@ -24,17 +24,16 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
+from ggsched.flags import HOMES, flag
 from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 from ggsched_llm.hparams import HParams
-from ggsched_llm.spec import ModelSpec
+from ggsched_llm.spec import ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
 
-_EXPERTS: Final = re.compile(r"^blk\.(\d+)\.ffn_(up|down|gate)_exps\.")
-_BLOCK: Final = re.compile(r"^blk\.(\d+)\.")
 _WITH_FIRST: Final = (
     "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
     "one before it"
@@ -54,6 +53,60 @@ class OverrideRule:
     device: str
 
 
+def _layers(text: str) -> int | None:
+    if text in ("all", "auto", "-1"):
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a number of layers nor 'all'") from None
+    if number < 0:
+        raise ValueError(f"{number} layers: a number of layers is not negative")
+    return number
+
+
+def read_shares(text: str) -> tuple[float, ...]:
+    """Read ``3,1``: shares of several devices, of which one at least is above 0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        numbers = tuple(float(part) for part in re.split("[,/]", text))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of shares such as 3,1") from None
+    if not all(math.isfinite(n) and n >= 0 for n in numbers) or not any(numbers):
+        raise ValueError(f"{text!r}: shares are 0 or more, and not all 0")
+    return numbers
+
+
+def read_overrides(text: str) -> tuple[OverrideRule, ...]:
+    """Read ``REGEX=DEVICE,...``; a comma within REGEX, as in ``{1,2}``, stays.
+
+    Raises:
+        ValueError: a rule names no device, or what is not a regular expression.
+    """
+    rules, left = [], ""
+    for part in re.split("([,;])", text):
+        left += part if left or part not in ",;" else ""
+        if "=" in part:
+            rules.append(_override(left))
+            left = ""
+    if left:
+        _override(left)  # raises: it names no device
+    return tuple(rules)
+
+
+def _override(text: str) -> OverrideRule:
+    pattern, _, device = text.rpartition("=")
+    if not pattern or not device.strip():
+        raise ValueError(f"{text!r} is not REGEX=DEVICE, as in 'ffn_.*_exps=cpu:0'")
+    try:
+        return OverrideRule(re.compile(pattern), device.strip())
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
 SplitBy = Literal["memory", "cost", "equal"]
 
 
@@ -62,24 +115,40 @@ class Offload:
     """What the user requests.
 
     Attributes:
-        n_gpu_layers: Layers on accelerators, the output layer first; None for all.
-        n_cpu_moe: Leading blocks whose experts stay on the host device.
-        tensor_split: Shares of the accelerators in order; None for what ``split_by`` says.
-        overrides: Rules that win over everything; the first that matches counts.
-        split_by: How layers are divided among accelerators: by ``memory``, so that the slowest
-            has the least ``cost``, or in ``equal`` numbers; None for memory, and in a session for
-            cost among accelerators of equal memory.
+        n_gpu_layers: The output layer counts as the first; None for all.
+        split_by: None for memory, and in a session for cost among accelerators of equal memory.
         stage_layers: Layers of each accelerator, which wins over shares; see ``balanced_layers``.
         stage_reasons: Why each of them gets as many, for people; none where nobody says so.
         experts: Whether layers and experts whose weights are on the host device are computed by
             accelerators all the same.
     """
 
-    n_gpu_layers: int | None = None
-    n_cpu_moe: int = 0
-    tensor_split: tuple[float, ...] | None = None
-    overrides: tuple[OverrideRule, ...] = ()
-    split_by: SplitBy | None = None
+    n_gpu_layers: int | None = flag(
+        None, "-ngl --gpu-layers --n-gpu-layers", _layers,
+        "Layers on accelerators, counted from the output layer. [default: all]",
+        heading=HOMES, metavar="N",
+    )  # fmt: skip
+    n_cpu_moe: int = flag(
+        0, "-ncmoe --n-cpu-moe", 0, "Keep the experts of the first N blocks on the CPU.",
+        heading=HOMES,
+    )  # fmt: skip
+    tensor_split: tuple[float, ...] | None = flag(
+        None, "-ts --tensor-split", read_shares,
+        "Shares of the accelerators. [default: what --split-by says; equal with -sm tensor]",
+        heading=HOMES, metavar="A,B,...",
+    )  # fmt: skip
+    overrides: tuple[OverrideRule, ...] = flag(
+        (), "-ot --override-tensor", read_overrides,
+        "Put matching weights and caches on a device. May be repeated; the first match wins.",
+        heading=HOMES, metavar="REGEX=DEVICE,...", multiple=True,
+    )  # fmt: skip
+    split_by: SplitBy | None = flag(
+        None, "--split-by", ("memory", "cost", "equal"),
+        "How layers are divided among accelerators, or among all devices where there are none; "
+        "cost: so that the slowest has the least to do. [default: cost among accelerators of "
+        "equal memory, else memory]",
+        heading=HOMES,
+    )  # fmt: skip
     stage_layers: tuple[int, ...] | None = None
     stage_reasons: tuple[str, ...] = field(default=(), compare=False)
     experts: ExpertPolicy = field(default_factory=lambda: ExpertPolicy("auto", ring=2))
@@ -138,8 +207,8 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
             missing = op_key("set_rows", spec.cache_dtype.name)
             reasons[name] = f"{devices[homes[name]].name} lacks {missing} (-ctk)"
             homes[name] = host
-        match = _EXPERTS.match(name)
-        if match and int(match[1]) < offload.n_cpu_moe and homes[name] != host:
+        experts = expert_block_of(name)
+        if experts is not None and experts < offload.n_cpu_moe and homes[name] != host:
             homes[name], reasons[name] = host, "experts stay on the host (--n-cpu-moe)"
         matching = [i for i, r in enumerate(offload.overrides) if r.pattern.search(name)]
         for i in matching:
@@ -225,9 +294,8 @@ def entry_index(
 def _by_layer(
     name: str, spec: ModelSpec, layer_device: Sequence[int], host: int, entry: int, why: str
 ) -> tuple[int, str]:
-    match = _BLOCK.match(name)
-    if match:
-        layer = int(match[1])
+    layer = block_of(name)
+    if layer is not None:
         device = layer_device[layer]
         where = "offloaded" if device != host else "on the host"
         return device, f"block {layer} is {where} ({why})"
@@ -277,11 +345,12 @@ def _stage_reasons(
 
 def _with_stage(name: str, reason: str, in_stage: Mapping[int, str], n_layer: int) -> str:
     """Return the reason for a tensor, with its stage if its layer is in one of several."""
-    block = _BLOCK.match(name)
-    layer = int(block[1]) if block else n_layer
-    if layer not in in_stage or not (block or reason.startswith("output layer")):
-        return reason
-    return f"block {layer} is in {in_stage[layer]}" if block else f"{reason}; {in_stage[layer]}"
+    block = block_of(name)
+    if block is not None and block in in_stage:
+        return f"block {block} is in {in_stage[block]}"
+    if n_layer in in_stage and reason.startswith("output layer"):
+        return f"{reason}; {in_stage[n_layer]}"
+    return reason
 
 
 def _rule_of_stages(offload: Offload, stage: int) -> str:
@@ -390,16 +459,6 @@ def copied_output(spec: ModelSpec) -> ModelSpec:
     return replace(spec, weights=weights, has_copied_output=True)
 
 
-def first_and_last(spec: ModelSpec, topology: Topology, offload: Offload) -> tuple[int, int]:
-    """Return the devices of the first block and of the output layer.
-
-    Raises:
-        UsageError: numbers of layers or shares that do not fit the devices.
-    """
-    layers = layer_devices(spec.hparams, topology.devices, offload)
-    return layers[0], layers[-1]
-
-
 def wants_copy(spec: ModelSpec, topology: Topology, offload: Offload) -> bool:
     """Whether the embedding is tied and its two users live on different devices.
 
@@ -410,29 +469,5 @@ def wants_copy(spec: ModelSpec, topology: Topology, offload: Offload) -> bool:
     """
     if not spec.is_tied or any(r.pattern.search(EMBEDDING) for r in offload.overrides):
         return False
-    first, last = first_and_last(spec, topology, offload)
-    return first != last
-
-
-def has_room(
-    spec: ModelSpec, topology: Topology, offload: Offload, free: Sequence[int], n_ctx: int
-) -> bool:
-    """Whether the device of the first block has room for the copy beside its weights and caches.
-
-    Args:
-        spec: The model, tied.
-        topology: The machine.
-        offload: Where layers live.
-        free: Bytes that are free on each device.
-        n_ctx: Rows of the KV cache.
-
-    Raises:
-        UsageError: a rule that makes no sense.
-    """
-    first, _ = first_and_last(spec, topology, offload)
-    homes = find_homes(spec, topology, offload).devices
-    used = sum(w.nbytes for name, w in spec.weights.items() if homes[name] == first)
-    used += sum(n for name, n in spec.state_nbytes(n_ctx).items() if homes[name] == first)
-    copy = spec.weights[EMBEDDING].nbytes
-    largest = topology.devices[first].max_allocation_nbytes
-    return copy <= largest and used + copy <= (1 - LEFT_FOR_RESULTS) * free[first]
+    layers = layer_devices(spec.hparams, topology.devices, offload)
+    return layers[0] != layers[-1]

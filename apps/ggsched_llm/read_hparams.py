@@ -18,8 +18,8 @@ from ggsched_llm.gguf_file import GgufFile
 from ggsched_llm.gguf_header import quoted, shown
 from ggsched_llm.hparams import HParams, RopeParams
 from ggsched_llm.metadata_keys import MAX_CONTEXT, Keys
+from ggsched_llm.spec import block_of
 
-_BLOCK: Final = re.compile(r"blk\.([0-9]+)\.")
 _PREDICTION: Final = re.compile(r"blk\.([0-9]+)\.nextn\.")
 _SOFT_MAX: Final = 1
 _SIGMOID: Final = 2
@@ -194,8 +194,7 @@ def _check_blocks(file: GgufFile, keys: Keys, n_layer: int) -> None:
     if n_layer > len(file.tensors):
         raise keys.fail("block_count", f"is {n_layer}", f"there are {len(file.tensors)} tensors")
     for name in file.tensors:
-        match = _BLOCK.match(name)
-        if match and int(match[1]) >= n_layer:
+        if (block_of(name) or 0) >= n_layer:
             raise keys.fail("block_count", f"is {n_layer}", f"there is a tensor {quoted(name)}")
 
 

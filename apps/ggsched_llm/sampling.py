@@ -1,17 +1,28 @@
 """Choosing the next token from logits."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
+from secrets import randbits
 from sys import maxsize
 from typing import Final
 
 import numpy as np
 
 from ggsched.errors import ModelError, UsageError
+from ggsched.flags import flag, number
 
 _LARGEST: Final = 1e38
+
+
+def _whole(text: str, otherwise: Callable[[], int]) -> int:
+    """Read a whole number of 0 or more; -1 stands for something else."""
+    if text == "-1":
+        return otherwise()
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is neither a number of 0 or more nor -1")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +32,43 @@ class Sampling:
     Attributes:
         temperature: 0 takes the most probable token (of equals the first); above 0 divides the
             logits before the softmax that is drawn from.
-        seed: Of the random numbers; the same seed gives the same tokens.
         repeat_penalty: Divides positive logits of recent tokens and multiplies negative ones.
         repeat_last_n: How many tokens are recent, those of the prompt too.
-        top_k: Draw from the k most probable tokens; 0 for all.
-        top_p: Draw from the most probable tokens that have this probability together.
-        min_p: Draw from tokens that have this share of the highest probability.
         banned: Tokens that are never chosen.
     """
 
-    temperature: float = 0.0
-    seed: int = 0
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = flag(
+        0.0, "--temp --temperature", number, "Temperature; 0 takes the most probable token.",
+        heading="Sampling", metavar="T",
+    )  # fmt: skip
+    seed: int = flag(
+        0, "-s --seed", lambda text: _whole(text, lambda: randbits(32)),
+        "Where the random numbers begin: the same text for the same seed; -1 draws one.",
+        heading="Sampling", metavar="N",
+    )  # fmt: skip
+    top_k: int = flag(
+        0, "--top-k", 0, "Draw from the K most probable tokens; 0 for all.", heading="Sampling",
+        metavar="K",
+    )  # fmt: skip
+    top_p: float = flag(
+        1.0, "--top-p", number,
+        "Draw from the most probable tokens that have probability P together.",
+        heading="Sampling", metavar="P",
+    )  # fmt: skip
+    min_p: float = flag(
+        0.0, "--min-p", number,
+        "Draw from tokens with at least the share P of the highest probability.",
+        heading="Sampling", metavar="P",
+    )  # fmt: skip
+    repeat_penalty: float = flag(
+        1.0, "--repeat-penalty", number, "Lower the logits of recent tokens by this factor.",
+        heading="Sampling", metavar="X",
+    )  # fmt: skip
+    repeat_last_n: int = flag(
+        64, "--repeat-last-n", lambda text: _whole(text, lambda: maxsize),
+        "Tokens that count as recent; -1 for all.",
+        heading="Sampling", metavar="N",
+    )  # fmt: skip
     banned: frozenset[int] = frozenset()
 
     def check(self) -> None:

@@ -134,19 +134,7 @@ def check_sharing(options: SessionOptions) -> None:
     Raises:
         UsageError: such an option is given.
     """
-    given = options.offload
-    said = [
-        name
-        for name, is_said in (
-            ("-ngl", given.n_gpu_layers is not None or given.stage_layers is not None),
-            ("--n-cpu-moe", given.n_cpu_moe > 0),
-            ("-ot", bool(given.overrides)),
-            ("--split-by", given.split_by is not None),
-            ("--placement", not options.is_by_layers),
-            ("--fit", options.fit is not None),
-        )
-        if is_said
-    ]
+    said = [name for name in options.said if name != "-ts"]
     if said:
         raise UsageError(
             f"{', '.join(said)} with -sm tensor",

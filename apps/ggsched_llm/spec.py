@@ -1,5 +1,6 @@
 """What a graph needs to know of a model: hyperparameters, and weights as the graph sees them."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +12,7 @@ from ggsched_llm.hparams import HParams
 
 WeightPolicy = Literal["expand", "packed"]
 CacheType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+_BLOCK: Final = re.compile(r"blk\.([0-9]+)\b(\.ffn_(up|down|gate)_exps\.)?")
 CACHE_DTYPES: Final[Mapping[str, DType]] = {t.name: t for t in KV_DTYPES}
 
 
@@ -75,6 +77,14 @@ class ModelSpec:
         """Whether the embedding serves as the output matrix too."""
         return "output.weight" not in self.weights
 
+    def layer_of(self, name: str) -> int | None:
+        """Return the layer of a weight, the output layer being the last; None for what has none."""
+        block = block_of(name)
+        if block is not None:
+            return block
+        is_output = name.startswith("output") or (self.is_tied and name == "token_embd.weight")
+        return self.hparams.n_layer if is_output else None
+
     def state_nbytes(self, n_ctx: int) -> dict[str, int]:
         """Return the bytes of each state by name: KV caches, and states of recurrent blocks."""
         hp, r = self.hparams, self.hparams.recurrent
@@ -84,6 +94,18 @@ class ModelSpec:
             rows = {"conv_state": (r.taps - 1) * r.n_channels, "linear_state": r.width * r.key_dim}
             own |= {kind: self.n_slots * F32.row_nbytes(n) for kind, n in rows.items()}
         return {name: own[name.rpartition(".")[2]] for name in hp.state_names}
+
+
+def block_of(name: str) -> int | None:
+    """Return the block of a weight, a state or a node, by its name."""
+    match = _BLOCK.match(name)
+    return int(match[1]) if match else None
+
+
+def expert_block_of(name: str) -> int | None:
+    """Return the block of a weight of experts, by its name; None for all others."""
+    match = _BLOCK.match(name)
+    return int(match[1]) if match and match[2] else None
 
 
 def cache_dtype(spec: ModelSpec, asked: CacheType) -> DType:

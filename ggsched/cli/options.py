@@ -1,27 +1,29 @@
-"""Options that several subcommands share, and how to write one.
+"""Options that several subcommands share, how to write one, and options of the fields of records.
 
 llama.cpp's words have one dash and several letters. click takes them as they are: declare the
 short word first, the long one next and the parameter's name last, as in
-``option("-ngl --n-gpu-layers n_gpu_layers", "Layers ...", at_least(0))``. What follows from it:
+``option("-d --n-depth depths", "Tokens ...", at_least(0))``. What follows from it:
 
 * ``-ngl 3`` and ``-ngl=3`` are the same; ``-ngl3`` is not understood, but ``-n16`` is ``-n 16``.
 * A word is an option or an error: ``-fa`` is never ``-f a`` (``ggsched.cli.spelling``).
 * A value that begins with a dash is taken as a value: ``--temp -1``.
 
-Values with a grammar are read by the functions below, given as ``type=``. They raise
-``click.BadParameter``, to which click adds the option's name; the exit code is 2.
+An option that sets a field of a record is declared there (``ggsched.flags``): ``record_options``
+makes click's options, and ``record_of`` the record of their values.
 """
 
-import math
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass, replace
+from functools import reduce, wraps
+from typing import Any, TypeVar, cast
 
 import click
 
+from ggsched.config import Settings
+from ggsched.flags import Flag
+
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 def option(
@@ -39,9 +41,143 @@ def option(
         **more: As for ``click.option``.
     """
     metavar = "N" if isinstance(kind, click.IntRange) else None
-    shows = default not in (None, "") and "default: " not in text.lower()
+    shows = default not in (None, "", ()) and "default: " not in text.lower()
     shown = {"metavar": metavar, "show_default": shows, **more}
     return click.option(*names.split(), type=kind, default=default, help=text, **shown)
+
+
+class OwnOption(click.Option):
+    """An option with what click does not know.
+
+    Args:
+        *args: As for ``click.Option``.
+        old: An old name, with its dashes, that is accepted for one release and shown nowhere.
+        heading: Where ``--help`` lists it.
+        **more: As for ``click.Option``.
+    """
+
+    def __init__(self, *args: Any, old: str = "", heading: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.old, self.heading = old, heading
+
+
+class _Read(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
+    """A value with a grammar."""
+
+    name = "text"
+
+    def __init__(self, flag: Flag, read: Callable[[str], Any]) -> None:
+        self._flag, self._read = flag, read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a value, unless it is a default that was read already."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value)
+        except ValueError as error:
+            wrong = self._flag.wrong
+            self.fail(f"{value!r} {wrong}" if wrong else str(error), param, ctx)
+
+
+def field_option(field: "Field[Any]", unset: Any = None) -> Callable[[F], F]:
+    """Return the option that a field declares.
+
+    Args:
+        field: Of a record, with a ``Flag``.
+        unset: Its value where the option is not given.
+    """
+    flag: Flag = field.metadata["flag"]
+    match flag.kind:
+        case int(least):
+            kind: Any = at_least(least)
+        case tuple(words):
+            kind = one_of(*words)
+        case read:
+            kind = _Read(flag, read)
+    more: dict[str, Any] = {"old": flag.old, "heading": flag.heading, "multiple": flag.multiple}
+    if flag.metavar:
+        more["metavar"] = flag.metavar
+    names = f"{flag.names} {flag.param or field.name}"
+    return option(names, flag.text, kind, unset, cls=OwnOption, **more)
+
+
+def record_options(record: type[Any]) -> Iterator[Callable[[F], F]]:
+    """Yield the options that the fields of a record declare, and those of records within it."""
+    for field, inner in _fields(record):
+        if inner is not None:
+            yield from record_options(inner)
+        elif field.metadata.get("flag"):
+            unset = field.metadata["flag"].unset
+            yield field_option(field, field.default if unset is None else unset)
+
+
+def record_of(record: type[R], given: Mapping[str, Any], **more: Any) -> R:
+    """Return a record of the values of its options.
+
+    Args:
+        record: Its type.
+        given: Values by the names of the parameters.
+        **more: Fields that have no option.
+    """
+    values: dict[str, Any] = {}
+    for field, inner in _fields(record):
+        flag: Flag | None = field.metadata.get("flag")
+        if inner is not None:
+            values[field.name] = record_of(inner, given)
+        elif flag is not None:
+            value = given[flag.param or field.name]
+            values[field.name] = sum(value, ()) if flag.multiple else value
+    return record(**{**values, **more})
+
+
+def _fields(record: type[Any]) -> "Iterator[tuple[Field[Any], type[Any] | None]]":
+    """Yield the fields of a record, each with the type of the record that it holds."""
+    for field in fields(record):
+        inner = field.type if isinstance(field.type, type) and is_dataclass(field.type) else None
+        yield field, inner
+
+
+def settings_options(*names: str) -> Callable[[F], F]:
+    """Return what adds options of fields of ``Settings``, below ``click.pass_obj``.
+
+    Args:
+        *names: Of the fields; the command gets the settings with what is given changed.
+    """
+
+    def add(function: F) -> F:
+        @wraps(function)
+        def command(settings: Settings, /, **given: Any) -> Any:
+            return function(changed(settings, given, names), **given)
+
+        return with_options(cast(F, command), settings_fields(*names))
+
+    return add
+
+
+def settings_fields(*names: str) -> list[Callable[[F], F]]:
+    """Return the options of fields of ``Settings``."""
+    known = {field.name: field for field in fields(Settings)}
+    return [field_option(known[name]) for name in names]
+
+
+def changed(settings: Settings, given: dict[str, Any], names: Sequence[str]) -> Settings:
+    """Return settings with the values of these options, which are taken out of those given."""
+    values = {name: given.pop(name) for name in names}
+    return replace(settings, **{name: v for name, v in values.items() if v is not None})
+
+
+def verified(settings: Settings, verify: bool | None) -> Settings:
+    """Return settings by which plans are verified or not; None changes nothing."""
+    if verify is None:
+        return settings
+    return replace(settings, verify=verify, sanitize="plan" if verify else "off")
+
+
+PLANNING = ("streams", "packing_effort", "memory_budget")
+"""Fields of ``Settings`` that decide between plans that are all correct."""
+COMPUTE = ("threads", "activations")
+"""Fields of ``Settings`` that say how devices compute."""
 
 
 def at_least(least: int) -> click.IntRange:
@@ -75,33 +211,6 @@ def with_options(function: F, options: Sequence[Callable[[F], F]]) -> F:
     return reduce(lambda made, add: add(made), reversed(options), function)
 
 
-class RenamedOption(click.Option):
-    """An option whose old name is still accepted, for one release, and shown nowhere.
-
-    Args:
-        *args: As for ``click.Option``.
-        old: The old name, with its dashes.
-        **kwargs: As for ``click.Option``.
-    """
-
-    def __init__(self, *args: Any, old: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.old = old
-
-
-@dataclass(frozen=True, slots=True)
-class Override:
-    """One rule of ``-ot``: tensors whose name contains a match go to a device.
-
-    Attributes:
-        pattern: Searched for in the tensor's name.
-        device: The device's name.
-    """
-
-    pattern: re.Pattern[str]
-    device: str
-
-
 def device_names(text: str) -> tuple[str, ...]:
     """Read ``opencl:0,cpu:0``; the registry checks the names."""
     names = tuple(name.strip() for name in text.split(","))
@@ -116,41 +225,6 @@ def whole_numbers(text: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 1,2,3")
     return tuple(int(part) for part in parts)
-
-
-def shares(text: str) -> tuple[float, ...]:
-    """Read ``3,1``: shares of several devices, of which one at least is above 0."""
-    try:
-        numbers = tuple(float(part) for part in re.split("[,/]", text))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of shares such as 3,1") from None
-    if not all(math.isfinite(n) and n >= 0 for n in numbers) or not any(numbers):
-        raise click.BadParameter(f"{text!r}: shares are 0 or more, and not all 0")
-    return numbers
-
-
-def overrides(text: str) -> tuple[Override, ...]:
-    """Read ``REGEX=DEVICE,...``; a comma within REGEX, as in ``{1,2}``, stays."""
-    rules, left = [], ""
-    for part in re.split("([,;])", text):
-        left += part if left or part not in ",;" else ""
-        if "=" in part:
-            rules.append(override(left))
-            left = ""
-    if left:
-        override(left)  # raises: it names no device
-    return tuple(rules)
-
-
-def override(text: str) -> Override:
-    """Read ``REGEX=DEVICE``; the last ``=`` divides."""
-    pattern, _, device = text.rpartition("=")
-    if not pattern or not device.strip():
-        raise click.BadParameter(f"{text!r} is not REGEX=DEVICE, as in 'ffn_.*_exps=cpu:0'")
-    try:
-        return Override(re.compile(pattern), device.strip())
-    except re.error as error:
-        raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 def devices_option(function: F) -> F:

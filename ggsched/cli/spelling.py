@@ -14,7 +14,7 @@ from typing import Final, Protocol, runtime_checkable
 import click
 
 from ggsched.cli.console import write_line
-from ggsched.cli.options import RenamedOption
+from ggsched.cli.options import OwnOption
 
 _WORD: Final = re.compile("((on|off|auto|0|1|true|false|enabled|disabled)(,|$))+")
 _ATTACHED: Final = re.compile("(-[a-zA-Z])([0-9]+)")
@@ -68,7 +68,8 @@ def spelled(
     for option in command.get_params(ctx):
         if isinstance(option, click.Option):
             own |= dict.fromkeys((*option.opts, *option.secondary_opts), option)
-            own |= {option.old: option} if isinstance(option, RenamedOption) else {}
+            if isinstance(option, OwnOption) and option.old:
+                own[option.old] = option
     words = _Words(ctx, own, foreign, deque(args))
     found = list(words)
     for line in dict.fromkeys(words.notes):
@@ -122,7 +123,7 @@ class _Words:
                 raise click.UsageError(f"Option {name!r} does not take a value", self._ctx)
         elif value is not None:
             self._left.appendleft(value)
-        yield option.opts[-1] if name == getattr(option, "old", None) else name
+        yield option.opts[-1] if name == getattr(option, "old", "") else name
         for _ in range(0 if option.is_flag or option.count else option.nargs):
             if self._left:
                 yield self._left.popleft()

@@ -6,12 +6,12 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched_llm import session
-from ggsched_llm.default_devices import Candidate, DefaultDevices
+from ggsched_llm.default_devices import DefaultDevices, DeviceTime
 from tests.models.helpers import ORACLE
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 CHOSEN = DefaultDevices(
-    ("cpu:0",), (Candidate("cpu:0", 1.0), Candidate("other:0", 2.0)), (4, 3), "a test"
+    ("cpu:0",), (DeviceTime("cpu:0", 1.0), DeviceTime("other:0", 2.0)), (4, 3), "a test"
 )
 LINE = "devices: cpu:0: predicted for 4 + 3 tokens: cpu:0 1 s, other:0 2 s (a test)"
 

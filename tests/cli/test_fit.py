@@ -2,11 +2,10 @@
 
 import json
 
-import click
 import pytest
 
 from ggsched.cli.main import main
-from ggsched_commands.fit_options import Margin, fit_request, margin
+from ggsched_llm.fit import read_margin
 from tests.models.helpers import ORACLE
 
 MOE = str(ORACLE / "qwen3moe-tiny-f32.gguf")
@@ -46,23 +45,10 @@ def test_smaller_contexts_are_tried_where_none_is_given(call, monkeypatch):
     assert err.count("\n") == 1
 
 
-def test_requests():
-    def request(**given):
-        flags = dict.fromkeys(("is_context_given", "are_layers_given", "are_experts_given"), False)
-        return fit_request(4096, Margin(7, 0.25), **{**flags, **given})
-
-    assert request().contexts == (4096, 2048, 1024, 512, 256)
-    assert request(is_context_given=True).contexts == (4096,)
-    assert (request().margin_nbytes, request().margin_share) == (7, 0.25)
-    assert request().chooses_layers
-    assert not request(are_layers_given=True).chooses_layers
-    assert not request(are_experts_given=True).chooses_experts
-
-
 def test_margins():
-    assert margin("512MiB") == Margin(512 << 20, 0.0)
-    assert margin("0") == Margin(0, 0.0)
-    assert margin("12.5%") == Margin(0, 0.125)
+    assert read_margin("512MiB") == (512 << 20, 0.0)
+    assert read_margin("0") == (0, 0.0)
+    assert read_margin("12.5%") == (0, 0.125)
     for text in ("", "%", "100%", "-1%", "nan%", "much", "-5"):
-        with pytest.raises(click.BadParameter):
-            margin(text)
+        with pytest.raises(ValueError, match="is not a"):
+            read_margin(text)

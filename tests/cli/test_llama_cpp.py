@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.cli.main import cli, main
-from ggsched.cli.options import overrides
 from ggsched.cli.spelling import spelled
 from ggsched_commands.llama_cpp import llama_cpp_options
 from ggsched_commands.page import commands
+from ggsched_llm.offload import read_overrides
 
 LISTED = [
     (name, line.split().count("V"))
@@ -173,10 +173,10 @@ def test_values_are_never_read_as_options(pairs):
     ],
 )
 def test_lists_of_overrides(text, rules):
-    assert [f"{o.pattern.pattern}={o.device}" for o in overrides(text)] == rules
+    assert [f"{o.pattern.pattern}={o.device}" for o in read_overrides(text)] == rules
     for odd in ("a", "a=X,b"):
-        with pytest.raises(click.BadParameter):
-            overrides(odd)
+        with pytest.raises(ValueError, match="is not REGEX=DEVICE"):
+            read_overrides(odd)
 
 
 def test_lists_of_keys(capsys):

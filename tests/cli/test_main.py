@@ -3,6 +3,7 @@ import platform
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import click
 import pytest
@@ -10,8 +11,9 @@ import pytest
 import ggsched
 from ggsched.cli import main as main_module
 from ggsched.cli.main import cli, main
-from ggsched.cli.options import device_names, override, shares, whole_numbers
+from ggsched.cli.options import device_names, field_option, whole_numbers
 from ggsched.errors import BackendUnavailable, ModelError, RaceFound
+from ggsched_llm.offload import Offload
 
 
 @pytest.fixture
@@ -27,6 +29,12 @@ def command(monkeypatch):
         )
 
     return install
+
+
+def declared(record, name):
+    """Return the option that a field of a record declares."""
+    (field,) = (f for f in fields(record) if f.name == name)
+    return click.command("try")(field_option(field)(lambda: None)).params[0]
 
 
 def raiser(error):
@@ -194,8 +202,8 @@ class TestWordsOfLlamaCpp:
             click.Option(["-c", "c"], type=int),
             click.Option(["-b", "b"], type=int),
             click.Option(["-ub", "ub"], type=int),
-            click.Option(["-ot", "ot"], type=override, multiple=True),
-            click.Option(["-ts", "ts"], type=shares),
+            declared(Offload, "overrides"),
+            declared(Offload, "tensor_split"),
             click.Option(["-p", "p"]),
             click.Option(["--temp", "temp"], type=float),
             click.Option(["--cpu-moe", "cpu_moe"], is_flag=True),
@@ -222,7 +230,7 @@ class TestWordsOfLlamaCpp:
             ("-b 8 -ub 4", {"b": 8, "ub": 4}),
             ("--cpu-moe --n-cpu-moe 2", {"cpu_moe": True, "n_cpu_moe": 2}),
             ("--temp -1 -p -x", {"temp": -1.0, "p": "-x"}),
-            ("-ts 3,1", {"ts": (3.0, 1.0)}),
+            ("-ts 3,1", {"tensor_split": (3.0, 1.0)}),
             ("--tokens 1,2,3", {"tokens": (1, 2, 3)}),
             ("--devices opencl:0,cpu:0", {"devices": ("opencl:0", "cpu:0")}),
         ],
@@ -232,8 +240,8 @@ class TestWordsOfLlamaCpp:
         assert {name: values[name] for name in expected} == expected
 
     def test_overrides_keep_their_order(self, parsed):
-        rules = parsed(r"-ot blk\.[0-2]\.=cpu:0 -ot a=b=gpu:0")["ot"]
-        assert [(r.pattern.pattern, r.device) for r in rules] == [
+        rules = parsed(r"-ot blk\.[0-2]\.=cpu:0 -ot a=b=gpu:0")["overrides"]
+        assert [(r.pattern.pattern, r.device) for r in sum(rules, ())] == [
             (r"blk\.[0-2]\.", "cpu:0"),
             ("a=b", "gpu:0"),
         ]

@@ -17,16 +17,14 @@ from ggsched.topology.cost import Link, guessed_rates
 from ggsched.topology.model import CopyPath, Topology
 from ggsched_llm.fit import (
     DECODING_STEPS,
-    FitChoice,
     FitRequest,
     count_splits,
-    estimate,
     every_split,
     fit,
-    layer_table,
-    least_bytes,
+    fit_costs,
     micro_batches,
 )
+from ggsched_llm.layer_costs import Candidate
 from ggsched_llm.load import load_model
 from ggsched_llm.memory_need import memory_need
 from ggsched_llm.offload import Offload, OverrideRule, find_homes
@@ -35,7 +33,7 @@ from ggsched_testing.plan_builder import fake_device
 from tests.models.helpers import tiny_gguf
 
 STEP, CONTEXTS, LAYERS = 8, (64, 32), 2
-EVERYTHING = FitRequest(CONTEXTS, margin_share=0.0)
+EVERYTHING = FitRequest(CONTEXTS[-1], (0, 0.0))
 
 
 def machine(accelerators, shared=False, cpu=True):
@@ -63,13 +61,11 @@ class Case:
         path = tiny_gguf(folder / f"{arch}-{accelerators}.gguf", arch, layers=LAYERS, vocab=16)
         self.spec = load_model(path).spec
         self.topology = machine(accelerators, shared, cpu)
-        self.host, self.stages = accelerators - (not cpu), range(accelerators)
-        self.rest_with_first = not cpu
-        self.shared = [self.host, 0] if shared else []
+        self.shared = [accelerators - (not cpu), 0] if shared else []
         self._plans, self._graphs = {}, {}
         on_host = range(LAYERS + 1) if self.spec.hparams.n_expert and accelerators else (0,)
         self.choices = [
-            FitChoice(n_ctx, counts, n)
+            Candidate(n_ctx, counts, n)
             for n_ctx in CONTEXTS
             for wanted in range(LAYERS + 2 if accelerators else 1)
             for counts in every_split(wanted, accelerators)
@@ -104,10 +100,8 @@ class Case:
             plans, len(self.topology.devices), plans_kept=1, double_buffered=lambda _: False
         )
 
-    def table(self, rates, n_ctx):
-        return layer_table(
-            self.spec, rates, self.host, n_ctx, STEP, rest_with_first=self.rest_with_first
-        )
+    def costs(self, rates, n_ctx):
+        return fit_costs(self.spec, self.topology, rates, self.offload, n_ctx, STEP)
 
     def fits(self, choice, limits):
         need = self.needs[choice].peak
@@ -168,18 +162,14 @@ def test_as_good_as_trying_everything(cases, data):
     arguments = (case.spec, case.topology, rates, free, case.offload, EVERYTHING)
     if not possible:
         with pytest.raises(OutOfDeviceMemory, match="comes closest and lacks"):
-            fit(*arguments, step=STEP, make=case.make)
+            fit(*arguments, n_ctx=CONTEXTS[0], step=STEP, make=case.make)
         return
-    found = fit(*arguments, step=STEP, make=case.make)
+    found = fit(*arguments, n_ctx=CONTEXTS[0], step=STEP, make=case.make)
     counts = found.offload.stage_layers or ()
-    chosen = FitChoice(found.n_ctx, counts, found.offload.n_cpu_moe)
+    chosen = Candidate(found.n_ctx, counts, found.offload.n_cpu_moe)
     assert case.fits(chosen, free)
     assert chosen.n_ctx == max(c.n_ctx for c in possible)
-    table = case.table(rates, chosen.n_ctx)
-
-    def seconds(choice):
-        return estimate(table, choice, case.stages, case.host)
-
+    seconds = case.costs(rates, chosen.n_ctx).estimate
     assert seconds(chosen) == min(seconds(c) for c in possible if c.n_ctx == chosen.n_ctx)
     assert all(need.total <= free[d] for d, need in found.need.peak.items() if d != HOST)
     assert 2 <= len(found.reasons) <= 3
@@ -190,11 +180,10 @@ def test_the_bound_is_below_what_is_taken(cases):
     for kind in KINDS:
         case = cases(*kind)
         rates = guessed_rates(case.topology)
-        tables = {n: case.table(rates, n) for n in CONTEXTS}
+        costs = {n: case.costs(rates, n) for n in CONTEXTS}
         for choice in case.choices:
             moves = case.offload.experts.offload != "off"
-            table = tables[choice.n_ctx]
-            least = least_bytes(table, choice, case.stages, case.host, experts_move=moves)
+            least = costs[choice.n_ctx].least_bytes(choice, experts_move=moves)
             need = case.needs[choice].peak
             for d, nbytes in least.items():
                 assert nbytes <= need[d].total, (kind, choice, d)
@@ -213,7 +202,7 @@ def test_few_plans_are_made(cases):
     free = [1 << 40] * 3
     found = fit(
         case.spec, case.topology, guessed_rates(case.topology), free, Offload(), EVERYTHING,
-        step=STEP, make=make,
+        n_ctx=CONTEXTS[0], step=STEP, make=make,
     )  # fmt: skip
     assert found.tried == 1
     assert len(made) == len(set(micro_batches(64, STEP))) == 4
@@ -225,19 +214,19 @@ def test_what_is_given_stays(cases):
     case = cases("qwen3moe", 2)
     rates, free = guessed_rates(case.topology), [1 << 40] * 3
 
-    def chosen(offload, **request):
-        wanted = replace(EVERYTHING, **request)
+    def chosen(offload):
         return fit(
-            case.spec, case.topology, rates, free, offload, wanted, step=STEP, make=case.make
-        ).offload
+            case.spec, case.topology, rates, free, offload, EVERYTHING,
+            n_ctx=CONTEXTS[0], step=STEP, make=case.make,
+        ).offload  # fmt: skip
 
-    assert chosen(Offload(n_gpu_layers=1), chooses_layers=False).n_gpu_layers == 1
-    assert chosen(Offload(n_cpu_moe=1), chooses_experts=False).n_cpu_moe == 1
-    fixed = chosen(Offload(n_gpu_layers=2, tensor_split=(1.0, 1.0)), chooses_layers=False)
+    assert chosen(Offload(n_gpu_layers=1)).n_gpu_layers == 1
+    assert chosen(Offload(n_cpu_moe=1)).n_cpu_moe == 1
+    fixed = chosen(Offload(n_gpu_layers=2, tensor_split=(1.0, 1.0)))
     assert fixed.stage_layers == (1, 1)
     everything = chosen(Offload(tensor_split=(0.0, 1.0)))
     assert everything.stage_layers[0] == 0
-    counts = chosen(Offload(split_by="cost", n_gpu_layers=3), chooses_layers=False).stage_layers
+    counts = chosen(Offload(split_by="cost", n_gpu_layers=3)).stage_layers
     assert sum(counts) == 3
 
 
@@ -252,10 +241,16 @@ def test_overrides_count(cases):
     free = [need.peak[d].total for d in range(2)]
     found = fit(
         case.spec, case.topology, guessed_rates(case.topology), free, Offload(overrides=rules),
-        EVERYTHING, step=STEP, make=case.make,
+        EVERYTHING, n_ctx=CONTEXTS[0], step=STEP, make=case.make,
     )  # fmt: skip
     assert found.n_ctx == 64
     assert all(found.need.peak[d].total <= free[d] for d in range(2))
+
+
+def test_contexts_are_halved_where_the_caller_leaves_them_open():
+    assert [*FitRequest(256).contexts(4096)] == [4096, 2048, 1024, 512, 256]
+    assert [*FitRequest(256).contexts(300)] == [300]
+    assert [*FitRequest().contexts(4096)] == [4096]
 
 
 def test_the_margin_is_left(cases):
@@ -266,19 +261,20 @@ def test_the_margin_is_left(cases):
     slow = replace(rates.devices[1], node_s=1.0)
     rates = replace(rates, devices=(rates.devices[0], slow))
 
-    def layers(free, **margin):
-        request = FitRequest((choice.n_ctx,), **{"margin_share": 0.0, **margin})
+    def layers(free, nbytes=0, share=0.0):
+        request = FitRequest(margin=(nbytes, share))
         found = fit(
-            case.spec, case.topology, rates, free, Offload(), request, step=STEP, make=case.make
-        )
+            case.spec, case.topology, rates, free, Offload(), request,
+            n_ctx=choice.n_ctx, step=STEP, make=case.make,
+        )  # fmt: skip
         return found.offload.n_gpu_layers
 
     room = [need[0], 1 << 30]
     assert layers(room) == choice.n_gpu_layers
-    assert layers(room, margin_nbytes=1) < choice.n_gpu_layers
-    assert layers([need[0] + 1000, 1 << 30], margin_nbytes=1000) == choice.n_gpu_layers
-    assert layers([need[0] * 2, 1 << 30], margin_share=0.5) == choice.n_gpu_layers
-    assert layers([need[0] * 2 - 2, 1 << 30], margin_share=0.5) < choice.n_gpu_layers
+    assert layers(room, nbytes=1) < choice.n_gpu_layers
+    assert layers([need[0] + 1000, 1 << 30], nbytes=1000) == choice.n_gpu_layers
+    assert layers([need[0] * 2, 1 << 30], share=0.5) == choice.n_gpu_layers
+    assert layers([need[0] * 2 - 2, 1 << 30], share=0.5) < choice.n_gpu_layers
 
 
 def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):
@@ -288,7 +284,7 @@ def test_many_splits_are_not_tried_one_by_one(cases, monkeypatch):
     free = [case.needs[case.choices[-1]].peak[d].total for d in range(2)] + [1 << 30]
     found = fit(
         case.spec, case.topology, guessed_rates(case.topology), free, Offload(), EVERYTHING,
-        step=STEP, make=case.make,
+        n_ctx=CONTEXTS[0], step=STEP, make=case.make,
     )  # fmt: skip
     assert all(found.need.peak[d].total <= free[d] for d in range(3))
 
@@ -301,10 +297,8 @@ def test_a_stage_on_another_machine_costs_the_message(tmp_path):
     for latency_s in (0.0, 0.01):
         network = {("ray://a", "ray://b"): Link(latency_s, 1e9)}
         rates = replace(guessed_rates(topology), network=network)
-        table = layer_table(spec, rates, 0, 64, STEP, rest_with_first=True)
-        seconds.append(
-            [estimate(table, FitChoice(64, c, 0), range(3), 0) for c in ((2, 1, 0), (2, 0, 1))]
-        )
+        costs = fit_costs(spec, topology, rates, Offload(), 64, STEP)
+        seconds.append([costs.estimate(Candidate(64, c)) for c in ((2, 1, 0), (2, 0, 1))])
     (within, _), (same, across) = seconds
     assert same == within
     assert across - seconds[0][1] == pytest.approx((1 + DECODING_STEPS) * 0.01)

@@ -31,7 +31,7 @@ def options(pipelining="off"):
         n_ctx=CONTEXTS[0],
         n_ubatch=8,
         pipelining=pipelining,
-        fit=FitRequest(CONTEXTS, margin_share=0.0),
+        fit=FitRequest(CONTEXTS[-1], (0, 0.0)),
     )
 
 
@@ -77,7 +77,7 @@ def test_what_is_open_is_closed_when_nothing_fits(model):
 def test_pipelining_gives_way_to_memory(model):
     """With room for one micro-batch at a time only, they run one after another."""
     wide = SessionOptions(
-        n_ctx=64, n_ubatch=8, fit=FitRequest((64,), margin_share=0.0, chooses_layers=False),
+        n_ctx=64, n_ubatch=8, fit=FitRequest(margin=(0, 0.0)),
         offload=Offload(n_gpu_layers=3),
     )  # fmt: skip
     with Session(model, world(1 << 30, 1 << 30).open_all(), wide, settings=SETTINGS) as session:

@@ -311,7 +311,7 @@ def test_large_models_are_split_by_whole_blocks(shape, count, dtype):
         ({"offload": Offload(split_by="cost")}, "--split-by"),
         ({"offload": Offload(overrides=(OverrideRule(re.compile("x"), "cpu:0"),))}, "-ot"),
         ({"placement": "cost"}, "--placement"),
-        ({"fit": FitRequest((64,))}, "--fit"),
+        ({"fit": FitRequest()}, "--fit"),
     ],
 )
 def test_options_that_say_where_layers_live_are_refused(tmp_path, options, what):

@@ -24,6 +24,12 @@ def work_costs(rates: Rates, works: Sequence[Work], streams: float = 1) -> list[
     return [costs[work] for work in works]
 
 
+def node_costs(rates: Iterable[Rates], graph: Graph) -> list[list[float]]:
+    """Return the predicted seconds of each node, by device and node."""
+    works = node_works(graph, graph.nodes)
+    return [work_costs(device, works) for device in rates]
+
+
 def node_cost(rates: Rates, graph: Graph, node: Node, streams: float = 1) -> float:
     """Return the predicted seconds of a node, by the rates measured for its sort if there are any.
 

@@ -17,7 +17,7 @@ be slower than the best single device that can run the graph and holds it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import nsmallest
 from itertools import combinations, islice, product
 from math import inf
@@ -26,6 +26,7 @@ from typing import Final
 from ggsched.passes.place import PlacementOutcome, PlacementProblem
 from ggsched.passes.placement.estimate import Estimator
 from ggsched.passes.placement.ggml import place
+from ggsched.passes.placement.ranked import ranked
 from ggsched.passes.placement.tables import PlacementTables, finished, place_pinned
 from ggsched.plan.placement import Placement, PlacementCandidate
 from ggsched.topology.cost import HOST
@@ -258,12 +259,15 @@ class _Search:
                 home[storage] = device
             yield tuple(home)
 
+    def better(self, best: _Candidate, home: Home, name: str = "local moves") -> _Candidate | None:
+        """Return a placement if its plan is better than the best so far."""
+        found = _Candidate(name, home, self.outcome(home))
+        return found if found.rank < best.rank else None
+
     def best_of(self, best: _Candidate, name: str, homes: Iterable[Home]) -> _Candidate:
         """Return the best of some placements, by their plans."""
         for home in homes:
-            found = _Candidate(name, home, self.outcome(home))
-            if found.rank < best.rank:
-                best = found
+            best = self.better(best, home, name) or best
         return best
 
     def climb(self, best: _Candidate) -> _Candidate:
@@ -277,25 +281,19 @@ class _Search:
                 if self.rank(move) < self.rank(home):
                     home, is_better = move, True
                     break
-        if home == best.home:
-            return best
-        found = _Candidate("local moves", home, self.outcome(home))
-        return found if found.rank < best.rank else best
+        return self.better(best, home) or best
 
     def improve(self, best: _Candidate) -> _Candidate:
         """Return the placement that moves lead to, each decided by its plan."""
-        plans = self.plans
-        while plans > 0:
+        limit = len(self.outcomes) + self.plans
+        while len(self.outcomes) < limit:
             near = dict.fromkeys(islice(self.moves(best.home), self.estimates // 4))
-            moves = sorted((m for m in near if m not in self.outcomes), key=self.rank)
-            for move in moves[:plans]:
-                plans -= 1
-                found = _Candidate("local moves", move, self.outcome(move))
-                if found.rank < best.rank:
-                    best = found
-                    break
-            else:
+            fresh = (home for home in near if home not in self.outcomes)
+            most, better = limit - len(self.outcomes), partial(self.better, best)
+            found = next(ranked(fresh, self.rank, better, most), None)
+            if found is None:
                 break
+            best = found
         return best
 
     def rank(self, home: Home) -> tuple[int, float]:

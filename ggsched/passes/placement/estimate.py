@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.cost.work_size import node_works, work_costs
+from ggsched.passes.cost.work_size import node_costs
 from ggsched.passes.place import PlacementProblem
 from ggsched.topology.caps import processors
 from ggsched.topology.cost import HOST, MachineRates
@@ -33,9 +33,7 @@ class Estimator:
         self._homes = _given_homes(problem)
         self._limits = [d.memory_nbytes for d in problem.topology.devices]
         self.processors = processors(problem.topology.devices)
-        works = node_works(problem.graph, problem.graph.nodes)
-        by_device = [work_costs(rates, works) for rates in problem.rates.devices]
-        self.cost = list(zip(*by_device, strict=True))
+        self.cost = list(zip(*node_costs(problem.rates.devices, problem.graph), strict=True))
         self.reads = _reads(problem.graph, out)
         self._read_back = _read_back(problem.graph)
         self._lasting = [
