@@ -16,14 +16,20 @@ returns a ``Backend`` or raises ``BackendUnavailable``; importing its module mus
 ``ggsched.backend.base`` has correct synchronous defaults for all of this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
-CONTRACT_VERSION: Final = (1, 4)
-"""Major and minor version of the contract; a plug-in of another major version is refused."""
+Version = tuple[int, int]
+"""Major and minor version of the contract."""
+
+CONTRACT_VERSION: Final[Version] = (1, 5)
+"""The newest version; a plug-in of another major version is refused."""
+
+MEMBERS_SINCE: Final[Mapping[str, Version]] = {"Stream.fill": (1, 1)}
+"""Members that joined later than 1.0; plug-ins of earlier versions need not have them."""
 
 HostMemory = memoryview
 """Host bytes: a contiguous ``memoryview`` of format ``B``, writable where it is a destination."""
@@ -286,7 +292,7 @@ class Backend(Protocol):
         """The entry point's name, e.g. ``"opencl"``."""
 
     @property
-    def contract_version(self) -> tuple[int, int]:
+    def contract_version(self) -> Version:
         """The contract that it was written against, ``CONTRACT_VERSION`` at that time."""
 
     def device_count(self) -> int:

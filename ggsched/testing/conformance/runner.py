@@ -99,7 +99,7 @@ class ConformanceRunner:
     def run(self, case: Case) -> CaseResult:
         """Run a case, as often as the harness requests, with its waiver taken into account."""
         waiver = next((w for w in self.harness.waivers if matches(case, w.match)), None)
-        reason = next((r for r in map(self.lacks, case.needs) if r), "")
+        reason = self._since(case) or next((r for r in map(self.lacks, case.needs) if r), "")
         if reason:
             return CaseResult(case, "skip", reason, seed=self.seed)
         if waiver is not None and waiver.kind == "unsupported":
@@ -111,6 +111,12 @@ class ConformanceRunner:
         if waiver is not None and result.verdict == "fail":
             return replace(result, verdict="xfail", reason=f"{waiver.reason} ({result.reason})")
         return result
+
+    def _since(self, case: Case) -> str:
+        """Return why the backend's contract does not have a case, or an empty text."""
+        own, since = (".".join(map(str, v)) for v in (self.harness.contract, case.since))
+        is_asked = case.since <= self.harness.contract
+        return "" if is_asked else f"it declares contract {own}, and this is of {since}"
 
     def lacks(self, name: str) -> str:
         """Return why a need is not met, or an empty text; devices are queried once."""
