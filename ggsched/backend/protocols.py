@@ -86,7 +86,7 @@ class Event(Protocol):
         """Block until done; then its prefix is visible to the host (EVT-5, STR-5).
 
         Raises:
-            UsageError: the event was not recorded (EVT-3).
+            UsageError: the event was not recorded (EVT-3), or the timeout is NaN.
             SyncTimeout: not done in time; nothing has changed.
             DeviceFault: its work failed (EVT-6).
         """
@@ -202,6 +202,7 @@ class Stream(Protocol):
         """Block until everything enqueued is complete and visible to the host (STR-5).
 
         Raises:
+            UsageError: the timeout is NaN; a negative one is as 0, and inf waits without limit.
             SyncTimeout: not done in time; the stream stays usable.
             DeviceFault: a command failed (ERR-2).
         """
@@ -209,7 +210,8 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3).
 
-        Commands that are enqueued run to their end; they need not have when this returns.
+        Commands that are enqueued run to their end; they need not have when this returns. A capture
+        that the stream is part of is aborted (CAP-2).
         """
 
 
@@ -280,7 +282,10 @@ class Device(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything that the device made, also after a fault and twice (ERR-3)."""
+        """Release everything that the device made, also after a fault and twice (ERR-3).
+
+        When it returns, nothing of what was enqueued takes effect any more.
+        """
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from tests.mutants import (
     closing,
     constants,
     copies,
+    edges,
     errors,
     events,
     fills,
@@ -33,12 +34,15 @@ from tests.mutants import (
     siblings,
     streams,
     syncs,
+    timeouts,
     truth,
     waits,
 )
 from tests.mutants.mutant import ATTRIBUTE, Mutant
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
+    timeouts,
+    edges,
     streams,
     syncs,
     events,

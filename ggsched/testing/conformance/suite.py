@@ -11,6 +11,7 @@ from ggsched.testing.conformance import (
     cases_buffers,
     cases_capture,
     cases_capture_update,
+    cases_closing,
     cases_constant_weights,
     cases_constants,
     cases_copies,
@@ -37,6 +38,7 @@ from ggsched.testing.conformance import (
     cases_special,
     cases_streams,
     cases_threads,
+    cases_timeouts,
     cases_truth,
     cases_values,
     cases_waits,
@@ -78,6 +80,8 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_beyond,
     cases_drawn,
     cases_drawn_results,
+    cases_timeouts,
+    cases_closing,
 )
 
 
