@@ -14,6 +14,7 @@ from tests.mutants import (
     closing,
     constants,
     copies,
+    crowds,
     edges,
     errors,
     events,
@@ -43,6 +44,7 @@ from tests.mutants.mutant import ATTRIBUTE, Mutant
 _MODULES: Final[tuple[ModuleType, ...]] = (
     timeouts,
     edges,
+    crowds,
     streams,
     syncs,
     events,

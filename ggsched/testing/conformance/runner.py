@@ -13,7 +13,7 @@ from ggsched.testing.conformance.case import Case
 from ggsched.testing.conformance.cases_user_op import user_op_cases
 from ggsched.testing.conformance.context import MAX_EXAMPLES, TestContext
 from ggsched.testing.conformance.harness import Harness, Waiver
-from ggsched.testing.conformance.needs import need
+from ggsched.testing.conformance.needs import devices_for, need
 from ggsched.testing.conformance.report import DEVICE_LOST, CaseResult, ConformanceReport
 from ggsched.testing.conformance.rules import BrokenRule
 from ggsched.testing.conformance.suite import all_cases, matches, select
@@ -125,7 +125,7 @@ class ConformanceRunner:
             answer: list[str] = []
 
             def ask() -> None:
-                world.append(self._world("needs", self.seed, 2))
+                world.append(self._world("needs", self.seed, max(2, devices_for([name]))))
                 try:
                     answer.append(need(name)(world[0]))
                 finally:
@@ -163,7 +163,7 @@ class ConformanceRunner:
         )
 
     def _once(self, case: Case, seed: int) -> CaseResult:
-        count = 2 if any(n.startswith(("pair", "peer", "no peer")) for n in case.needs) else 1
+        count = devices_for(case.needs)
         worlds: list[TestContext] = []
         can_hold = "hold" in case.needs or not self.lacks("latch")
 

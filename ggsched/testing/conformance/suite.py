@@ -15,7 +15,10 @@ from ggsched.testing.conformance import (
     cases_constant_weights,
     cases_constants,
     cases_copies,
+    cases_crowds,
     cases_drawn,
+    cases_drawn_failures,
+    cases_drawn_memory,
     cases_drawn_results,
     cases_error_objects,
     cases_errors,
@@ -82,6 +85,9 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_drawn_results,
     cases_timeouts,
     cases_closing,
+    cases_crowds,
+    cases_drawn_failures,
+    cases_drawn_memory,
 )
 
 
