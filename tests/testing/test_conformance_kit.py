@@ -126,6 +126,19 @@ def test_unexpected_exceptions_are_findings():
     assert isinstance(report.findings[0].error, KeyError)
 
 
+def test_a_device_that_refuses_what_a_need_asks_for_is_a_finding():
+    """Buffers that are too short ended the kit with a UsageError."""
+
+    class Short(BaseDevice):
+        def allocate(self, nbytes):
+            return super().allocate(max(0, nbytes - 4))
+
+    harness = Harness("short", lambda count, seed: [Short(host_facts("short", []), {})])
+    report = run_conformance(harness, rules="str5_sync_completes,str5_sync_of_nothing")
+    assert {r.verdict for r in report.results} == {"fail"}
+    assert "outside the buffer" in report.findings[0].reason
+
+
 def test_a_hang_is_a_finding_and_not_the_end():
     HangingStream.over.clear()
     harness = replace(base_with(HangingStream), case_timeout_s=0.3)

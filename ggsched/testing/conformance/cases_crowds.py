@@ -1,7 +1,7 @@
 """STR-2, STR-6, EVT-1: thousands of commands, hundreds of events, streams of many threads."""
 
-import threading
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from ggsched.errors import SyncTimeout
 from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.context import TestContext
+from ggsched.testing.conformance.crew import Crew
 
 MAX_THREADS: Final = 64
 SLOTS: Final = 64
@@ -82,37 +83,23 @@ def evt1_drawn_events(w: TestContext) -> None:
       "two streams")  # fmt: skip
 def str6_drawn_threads(w: TestContext) -> None:
     count = min(w.draws(MAX_THREADS, 12), w.device.facts.max_streams)
-    errors: list[BaseException] = []
-    start = threading.Barrier(count)
     plans = [[w.bytes(int(n)) for n in w.rng.integers(1, 5000, 6)] for _ in range(count)]
-
-    def work(data: list[Bytes]) -> None:
-        try:
-            start.wait(w.timeout_s)
-            q, device = w.device.create_stream(), w.device
-            for part in data:
-                x, y = device.allocate(part.size), device.allocate(part.size)
-                target = np.zeros(part.size, np.uint8)
-                q.upload(part.data, x, 0)
-                q.copy(x, 0, y, 0, part.size)
-                q.download(y, 0, target.data)
-                q.sync(4 * w.timeout_s)
-                w.equal(target, part, f"through a stream beside those of {count} threads")
-                x.close()
-                y.close()
-            q.close()
-        except BaseException as error:
-            errors.append(error)
-
     w.log(f"{count} threads, each: a stream, uploads, copies, downloads")
-    threads = [
-        threading.Thread(target=work, args=(data,), name=f"kit thread {i}", daemon=True)
-        for i, data in enumerate(plans)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(8 * w.timeout_s)
-        w.require(not thread.is_alive(), "a thread hangs")
-    if errors:
-        raise errors[0]
+    Crew(w, [partial(_through, w, data, count) for data in plans]).join()
+
+
+def _through(w: TestContext, plan: list[Bytes], count: int) -> None:
+    """Move bytes through a stream of its own."""
+    device = w.device
+    q = device.create_stream()
+    for data in plan:
+        x, y = device.allocate(data.size), device.allocate(data.size)
+        target = np.zeros(data.size, np.uint8)
+        q.upload(data.data, x, 0)
+        q.copy(x, 0, y, 0, data.size)
+        q.download(y, 0, target.data)
+        q.sync(4 * w.timeout_s)
+        w.equal(target, data, f"through a stream beside those of {count} threads")
+        x.close()
+        y.close()
+    q.close()

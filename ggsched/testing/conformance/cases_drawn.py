@@ -246,6 +246,29 @@ def cap1_drawn_graphs(w: TestContext) -> None:
         graphs.close()
 
 
+@case("CAP-1", "Hundreds of replays take effect each, with hundreds of commands in flight.",
+      "capture")  # fmt: skip
+def cap1_drawn_rotations(w: TestContext) -> None:
+    """Each replay turns a ring by a word, so that none can be lost without a trace."""
+    q, words = w.stream(), 64
+    ring, turned, data = w.buffer(4 * words), w.buffer(4 * words), w.bytes(4 * words)
+    capture = w.capture(q)
+    w.copy(q, ring, 0, turned, 4, 4 * words - 4)
+    w.copy(q, ring, 4 * words - 4, turned, 0, 4)
+    w.copy(q, turned, 0, ring, 0, 4 * words)
+    graph = w.end(capture)
+    w.put(q, ring, data)
+    for count in (w.draws(640, 64), int(w.rng.integers(1, 40))):
+        other = w.buffer(4)
+        for _ in range(count):
+            w.replay(q, graph)
+            if w.rng.integers(4) == 0:
+                w.fill(q, other, 0, 4, b"\x11")
+            del w.program[24:]
+        data = np.roll(data, 4 * count)
+        w.equal(w.get(q, ring), data, f"a ring after {count} replays")
+
+
 @case("CAP-4", "A graph that is updated again and again does what was captured last.", "capture",
       "update")  # fmt: skip
 def cap4_drawn_updates(w: TestContext) -> None:

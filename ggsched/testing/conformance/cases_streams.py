@@ -1,6 +1,5 @@
 """STR: streams."""
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +8,7 @@ from ggsched.backend.protocols import Stream
 from ggsched.errors import SyncTimeout
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.context import NBYTES, TestContext
+from ggsched.testing.conformance.crew import Crew
 
 # --- STR-1 ------------------------------------------------------------------------------------
 
@@ -342,26 +342,9 @@ def str6_event_is_done_does_not_block(w: TestContext) -> None:
 @case("STR-6", "Different streams may be used by different threads.", "two streams")
 def str6_streams_of_two_threads(w: TestContext) -> None:
     results: list[np.ndarray] = []
-    errors: list[BaseException] = []
     jobs = [_job(w, w.stream(), results) for _ in range(2)]
-    start = threading.Barrier(len(jobs))
-
-    def work(job: Callable[[], None]) -> None:
-        try:
-            start.wait(w.timeout_s)
-            job()
-        except BaseException as error:
-            errors.append(error)
-
     w.log("two threads: upload, copy, download and sync, 20 times, on a stream each")
-    threads = [threading.Thread(target=work, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(w.harness.case_timeout_s)
-        w.require(not thread.is_alive(), "a thread does not come to an end")
-    if errors:
-        raise errors[0]
+    Crew(w, jobs).join()
     for seen, expected in zip(results[::2], results[1::2], strict=True):
         w.equal(seen, expected, "downloaded by one of two threads")
 

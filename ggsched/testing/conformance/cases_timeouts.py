@@ -1,6 +1,5 @@
 """STR-5, STR-6, EVT-2, EVT-5: timeouts of any size, waits that last, events that threads share."""
 
-import threading
 from collections.abc import Callable
 from math import inf, nan
 from time import monotonic
@@ -9,6 +8,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import SyncTimeout, UsageError
 from ggsched.testing.conformance.case import case
 from ggsched.testing.conformance.context import NBYTES, TestContext
+from ggsched.testing.conformance.crew import Crew
 from ggsched.testing.conformance.latch import HostEvent
 
 LASTING_S = 0.25
@@ -76,33 +76,16 @@ def str6_event_of_many_threads(w: TestContext) -> None:
     hold = w.hold(q)
     w.upload(q, data, x)
     event = w.record(q)
-    errors: list[BaseException] = []
-    begun = threading.Barrier(THREADS + 1)
 
-    def work(polls: bool) -> None:
-        try:
-            begun.wait(w.timeout_s)
-            if polls:
-                w.until(lambda: event.is_done, "an event is not done for one of many threads")
-            event.sync(w.timeout_s)
-        except BaseException as error:
-            errors.append(error)
+    def polling() -> None:
+        w.until(lambda: event.is_done, "an event is not done for one of many threads")
+        event.sync(w.timeout_s)
 
     w.log(f"{THREADS} threads sync {w.name(event)}, half of them poll it before that")
-    threads = [
-        threading.Thread(target=work, args=(bool(i % 2),), name=f"kit thread {i}", daemon=True)
-        for i in range(THREADS)
-    ]
-    for thread in threads:
-        thread.start()
-    begun.wait(w.timeout_s)
+    crew = Crew(w, [polling, lambda: event.sync(w.timeout_s)] * (THREADS // 2))
     w.wait(other, event)
     w.copy(other, x, 0, y, 0, NBYTES)
     w.still_held(hold, event)
     hold.release()
-    for thread in threads:
-        thread.join(2 * w.timeout_s)
-        w.require(not thread.is_alive(), "a thread that syncs an event hangs")
-    if errors:
-        raise errors[0]
+    crew.join()
     w.equal(w.get(other, y), data, "copied behind an event that threads sync")

@@ -139,7 +139,7 @@ class ConformanceRunner:
             if isinstance(error, DeviceLost):
                 return ""  # the case says so
             if error is not None:
-                if not world or isinstance(error, UsageError):
+                if not world:
                     raise error
                 answer = [f"finding out whether there is {name!r} failed: {error}"]
             self._lacking[name] = answer[0]
