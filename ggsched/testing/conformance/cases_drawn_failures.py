@@ -80,8 +80,14 @@ def evt6_drawn_devices(w: TestContext) -> None:
     if w.other.wait_path(w.device.facts) == "host":
         return
     for _ in range(w.draws(6, 2)):
-        devices = [w.device, *(w.devices[int(i)] for i in w.rng.integers(0, 2, 3))]
-        _chain(w, [w.stream(d) for d in devices])
+        room = {d.facts.name: d.facts.max_streams - 2 for d in w.devices}
+        streams = [w.stream()]
+        for i in w.rng.integers(0, 2, 3):
+            device = w.devices[int(i)]
+            if room[device.facts.name] > 0:
+                room[device.facts.name] -= 1
+                streams.append(w.stream(device))
+        _chain(w, streams)
 
 
 @case("COL-4", "A peer's command that fails in a graph fails the replay, and names its node.",
