@@ -141,8 +141,7 @@ def col2_constants_of_peers(w: TestContext) -> None:
     w.pause()
     numbers = w.numbers()
     w.put(theirs, x, numbers)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.equal(w.get(q, y), w.result(numbers), "of a peer's bytes, written while the launch was held")
 
 

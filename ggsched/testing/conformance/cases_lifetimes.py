@@ -222,8 +222,7 @@ def err3_closed_while_others_wait(w: TestContext) -> None:
     w.still_held(hold, b, event)
     w.wait(c, event)
     w.copy(c, x, 0, z, 0, NBYTES)
-    w.still_held(hold, c)
-    hold.release()
+    w.release_held(hold, c)
     closing.finish()
     for q, buffer in ((b, y), (c, z)):
         w.sync(q)

@@ -85,7 +85,6 @@ def str6_event_of_many_threads(w: TestContext) -> None:
     crew = Crew(w, [polling, lambda: event.sync(w.timeout_s)] * (THREADS // 2))
     w.wait(other, event)
     w.copy(other, x, 0, y, 0, NBYTES)
-    w.still_held(hold, event)
-    hold.release()
+    w.release_held(hold, event)
     crew.join()
     w.equal(w.get(other, y), data, "copied behind an event that threads sync")
