@@ -133,7 +133,8 @@ class _Keys:
         return ModelError(what, where=f"{self._file}: key {PREFIX}{key}", why=why, hint=hint)
 
     def get(self, key: str) -> MetaValue | None:
-        return self._metadata.get(PREFIX + key)
+        value: MetaValue | None = self._metadata.get(PREFIX + key)
+        return value
 
     def strings(self, key: str) -> tuple[str, ...]:
         found = self._array(key)

@@ -10,11 +10,10 @@ may hide everything, the result is multiplied by the sum of a softmax of the mas
 """
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from ggsched.ir.dtype import F32
 from ggsched.ir.graph import Graph, Node, verify_graph
@@ -30,6 +29,8 @@ _ONCE: Final = 2
 """Accesses of a result that is read once: one writes it."""
 
 _AXES: Final = 3
+
+_HIDDEN: Final = struct.pack("<f", -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def _may_see_nothing(graph: Graph, soft_max: Node) -> bool:
     content = graph.constants.get(graph.tensors[mask.storage].name)
     if content is None or mask.is_view:
         return True
-    return bool(np.isneginf(np.frombuffer(content, np.float32).reshape(mask.shape)).all(-1).any())
+    hidden = _HIDDEN * mask.shape[-1]
+    return any(content[i : i + len(hidden)] == hidden for i in range(0, len(content), len(hidden)))
 
 
 def _match(graph: Graph, uses: Uses, soft_max: Node) -> _Attention | None:
