@@ -104,7 +104,7 @@ class ForeignMemoryIsReadAtOnce(BaseStream):
         is_far = src.device.facts.backend != self.device.facts.backend
         if is_far and dst.device is self.device and 0 <= src_offset <= src.nbytes - nbytes:
             piece = np.frombuffer(src.host_view(), np.uint8)[src_offset : src_offset + nbytes]
-            self.upload(memoryview(piece.copy()), dst, dst_offset)
+            self.upload(piece.copy().data, dst, dst_offset)
         else:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
 
