@@ -9,7 +9,7 @@ import numpy as np
 from ggsched.backend.capture import Capture, DeviceGraph, offers_update
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Event, Stream
-from ggsched.errors import OutOfDeviceMemory
+from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32, I32
 from ggsched.testing.conformance.call_trace import Bytes
 from ggsched.testing.conformance.case import case
@@ -264,6 +264,8 @@ def cap1_drawn_rotations(w: TestContext) -> None:
             w.replay(q, graph)
             if w.rng.integers(4) == 0:
                 w.fill(q, other, 0, 4, b"\x11")
+                if w.device.facts.has_events:
+                    w.wait(q, w.record(q))
             del w.program[24:]
         data = np.roll(data, 4 * count)
         w.equal(w.get(q, ring), data, f"a ring after {count} replays")
@@ -304,6 +306,10 @@ def buf1_drawn_sizes(w: TestContext) -> None:
             w.upload(q, live[buffer], buffer)
     for buffer, content in live.items():
         w.equal(w.get(q, buffer), content, "a buffer among others of drawn sizes")
+    for _ in range(w.draws(640, 40)):
+        w.close(closed := w.buffer(int(w.rng.integers(1, 300))))
+        w.refused(UsageError, w.upload, q, pool[:1], closed)
+        del w.program[24:]
 
 
 @case("BUF-1", "In whatever order buffers are closed, all memory can be had again at once.",
