@@ -376,7 +376,7 @@ def _context(n_ctx: int, model: "Model") -> int:
 
 def _remark(session: "Session", options: ModelOptions) -> None:
     """Say what was requested and has no effect."""
-    from ggsched_llm.offload import stages
+    from ggsched_llm.offload import check_caches, stages
 
     if session.homes.unused:
         raise UsageError(
@@ -389,3 +389,5 @@ def _remark(session: "Session", options: ModelOptions) -> None:
     if options.n_gpu_layers and not stages(devices, session.options.offload):
         names = ", ".join(d.name for d in devices)
         _LOG.warning("-ngl has no effect: %s: no accelerator among the devices", names)
+    if remark := check_caches(session.homes, session.spec, devices):
+        _LOG.warning("-ngl: %s", remark)

@@ -107,7 +107,7 @@ class WorkerStream(BaseStream):
         """
         if self.is_closed:
             return
-        self.is_closed = True
+        super().close()
         try:
             self._end_worker()
         finally:
