@@ -58,7 +58,7 @@ def open_device(index: int) -> BaseDevice:
 
 def open_backend() -> BaseBackend:
     """Return the backend; two devices are offered."""
-    return BaseBackend("minimal", open_device, count=2)
+    return BaseBackend("minimal", open_device, count=2, contract_version=(1, 5))
 
 
 def main() -> None:

@@ -199,7 +199,7 @@ def _context(n_ctx: int, model: "Model") -> int:
 
 def _remark(session: "Session", given: Mapping[str, Any]) -> None:
     """Say what was requested and has no effect."""
-    from ggsched_llm.offload import stages
+    from ggsched_llm.offload import check_caches, stages
 
     if session.homes.unused:
         raise UsageError(
@@ -212,3 +212,5 @@ def _remark(session: "Session", given: Mapping[str, Any]) -> None:
     if given["n_gpu_layers"] and not stages(devices, session.options.offload):
         names = ", ".join(d.name for d in devices)
         _LOG.warning("-ngl has no effect: %s: no accelerator among the devices", names)
+    if remark := check_caches(session.homes, session.spec, devices):
+        _LOG.warning("-ngl: %s", remark)

@@ -309,8 +309,9 @@ class HfConfig:
         found: dict[str, MetaValue] = {}
         name = self.fields.get("hidden_act") or "silu"
         activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None
-        if activation is None or (activation != "silu" and self.arch not in _DENSE):
-            raise self._fail("hidden_act", name)
+        able = [k for k, v in _ACTIVATIONS.items() if self.arch in _DENSE or v == "silu"]
+        if activation is None or name not in able:
+            raise self._fail("hidden_act", name, f"supported: {', '.join(able)}")
         found["feed_forward_activation"] = activation
         if self.arch in _DENSE:
             return found
@@ -384,7 +385,8 @@ class HfConfig:
         kind = self._rope.get("rope_type", old)
         supported = {None, "default", "linear"} | ({"llama3"} if self.arch == "llama" else set())
         if (not isinstance(kind, str) and kind is not None) or kind not in supported:
-            raise self._fail("rope_scaling", kind)
+            known = ", ".join(sorted(k for k in supported if k))
+            raise self._fail("rope_scaling", kind, f"supported: {known}")
         return kind or "default"
 
     def _scaling(self) -> dict[str, MetaValue]:

@@ -84,3 +84,31 @@ GGUF: Final[Mapping[str, Ignored]] = {
     ),
 }
 """Keys of GGUF files, without the architecture. Architectures have further ones of their own."""
+
+_FILLING: Final = Ignored("gaps in code are not filled")
+_NEVER_INSERTED: Final = Ignored("nothing inserts such a token")
+_UNIGRAM: Final = Ignored("only unigram vocabularies read it")
+
+TOKENIZER: Final[Mapping[str, Ignored]] = {
+    **dict.fromkeys(
+        tuple(
+            f"{role}_token_id"
+            for role in ("padding", "seperator", "separator", "cls", "mask", "classifier")
+        ),
+        _NEVER_INSERTED,
+    ),
+    **dict.fromkeys(
+        tuple(
+            f"{role}_token_id"
+            for role in ("prefix", "middle", "suffix", "fim_pre", "fim_mid", "fim_suf")
+        ),
+        _FILLING,
+    ),
+    "remove_extra_whitespaces": _UNIGRAM,
+    "precompiled_charsmap": _UNIGRAM,
+    "scores": Ignored("merges are in their order"),
+    "merges": Ignored("scores say what is merged"),
+    "token_type_count": Ignored("only encoders tell segments apart"),
+    "add_sep_token": Ignored("no separator is added", is_off),
+}
+"""Keys of the vocabularies that are read, without ``tokenizer.ggml.``."""

@@ -31,9 +31,10 @@ from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
 from ggsched.topology.model import Topology
 from ggsched_llm.hparams import HParams
-from ggsched_llm.spec import ModelSpec, block_of, expert_block_of
+from ggsched_llm.spec import CACHE_DTYPES, ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
 
+_CACHE: Final = re.compile(r"[kv]_cache$")
 _WITH_FIRST: Final = (
     "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
     "one before it"
@@ -204,8 +205,7 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
         homes[name], reasons[name] = _by_layer(name, spec, layer_device, host, entry, why)
         reasons[name] = _with_stage(name, reasons[name], in_stage, hp.n_layer)
         if _is_stranded(name, spec, devices, homes[name], host):
-            missing = op_key("set_rows", spec.cache_dtype.name)
-            reasons[name] = f"{devices[homes[name]].name} lacks {missing} (-ctk)"
+            reasons[name] = _lacks_writes(spec, devices[homes[name]])
             homes[name] = host
         experts = expert_block_of(name)
         if experts is not None and experts < offload.n_cpu_moe and homes[name] != host:
@@ -223,11 +223,37 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     return Homes(homes, reasons, unused, offload.experts)
 
 
+def check_caches(homes: Homes, spec: ModelSpec, devices: Sequence[DeviceFacts]) -> str:
+    """Return why KV caches are not with their layers, or an empty text.
+
+    Raises:
+        UsageError: a cache is where nothing can write it.
+    """
+    found = ""
+    for name in filter(_CACHE.search, homes.devices):
+        home = devices[homes.devices[name]]
+        if not offers(home.ops, "set_rows", spec.cache_dtype.name):
+            raise UsageError(
+                f"the KV cache cannot be written: {_lacks_writes(spec, home)}",
+                hint="choose a type that it can write (-ctk), or add cpu:0 to the devices",
+            )
+        if "set_rows" in homes.reasons[name]:
+            found = found or f"KV caches stay on {home.name}: {homes.reasons[name]}"
+    return found
+
+
+def _lacks_writes(spec: ModelSpec, device: DeviceFacts) -> str:
+    """Say which op a device lacks to write a cache, and the types that it can write."""
+    able = [t for t in CACHE_DTYPES if offers(device.ops, "set_rows", t)]
+    instead = f" (-ctk {able[0]})" if able else " (-ctk)"
+    return f"{device.name} lacks {op_key('set_rows', spec.cache_dtype.name)}{instead}"
+
+
 def _is_stranded(
     name: str, spec: ModelSpec, devices: Sequence[DeviceFacts], home: int, host: int
 ) -> bool:
     """Whether a KV cache cannot be written by the device of its layer, but by the host device."""
-    if not name.endswith(("k_cache", "v_cache")):
+    if not _CACHE.search(name):
         return False
     able = [offers(devices[i].ops, "set_rows", spec.cache_dtype.name) for i in (home, host)]
     return able == [False, True]

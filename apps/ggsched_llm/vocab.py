@@ -8,6 +8,8 @@ from typing import Final, Literal, cast
 
 from ggsched.errors import ModelError
 from ggsched_llm.gguf_header import MetaValue, quoted
+from ggsched_llm.ignored_keys import TOKENIZER
+from ggsched_llm.metadata_keys import NotedKeys, not_understood
 
 VocabKind = Literal["gpt2", "llama"]
 PREFIX: Final = "tokenizer.ggml."
@@ -118,15 +120,21 @@ class Vocab:
 
 class _Keys:
     def __init__(self, metadata: Mapping[str, MetaValue], file: str) -> None:
-        self._metadata = metadata
+        self._metadata = metadata if isinstance(metadata, NotedKeys) else NotedKeys(metadata)
         self._file = file
+
+    def refuse_unread(self) -> None:
+        left = self._metadata.unread(PREFIX, TOKENIZER)
+        if left:
+            raise not_understood(self._file, left, self._metadata)
 
     def fail(self, key: str, what: str, why: str = "") -> ModelError:
         hint = "convert the model again"
         return ModelError(what, where=f"{self._file}: key {PREFIX}{key}", why=why, hint=hint)
 
     def get(self, key: str) -> MetaValue | None:
-        return self._metadata.get(PREFIX + key)
+        value: MetaValue | None = self._metadata.get(PREFIX + key)
+        return value
 
     def strings(self, key: str) -> tuple[str, ...]:
         found = self._array(key)
@@ -184,7 +192,8 @@ def read_vocab(metadata: Mapping[str, MetaValue], file: str) -> Vocab | None:
         The vocabulary; None if the file has none, or one of a kind that is not supported.
 
     Raises:
-        ModelError: it contradicts itself; the message names the key.
+        ModelError: it contradicts itself, or has a key that nothing reads and that must not be
+            ignored; the message names the key.
     """
     keys = _Keys(metadata, file)
     model = keys.get("model")
@@ -210,7 +219,7 @@ def read_vocab(metadata: Mapping[str, MetaValue], file: str) -> Vocab | None:
     listed = frozenset(keys.token_ids("rstrip_ids", n))
     rstrip = listed if json else _phi3_strips(metadata, tokens, types)
     add_bos = keys.flag("add_bos_token", kind == "llama" or pre in _AT_THE_START)
-    return Vocab(
+    vocab = Vocab(
         kind=kind,
         pre=pre,
         tokens=tokens,
@@ -228,6 +237,8 @@ def read_vocab(metadata: Mapping[str, MetaValue], file: str) -> Vocab | None:
         rstrip=rstrip,
         stops=frozenset(keys.token_ids("stop_ids", n)),
     )
+    keys.refuse_unread()
+    return vocab
 
 
 def _phi3_strips(

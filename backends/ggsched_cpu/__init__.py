@@ -9,4 +9,9 @@ def open_backend() -> Backend:
     from ggsched_cpu.device import MAX_DEVICES, CpuDevice, CpuSettings
 
     settings = CpuSettings.from_environment()
-    return BaseBackend("cpu", lambda index: CpuDevice(index, settings), limit=MAX_DEVICES)
+    return BaseBackend(
+        "cpu",
+        lambda index: CpuDevice(index, settings),
+        limit=MAX_DEVICES,
+        contract_version=(1, 5),
+    )

@@ -106,7 +106,7 @@ class WorkerStream(BaseStream):
         """
         if self.is_closed:
             return
-        self.is_closed = True
+        super().close()
         try:
             self._end_worker()
         finally:

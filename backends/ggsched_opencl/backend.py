@@ -26,7 +26,7 @@ class OpenClBackend:
     """
 
     name: Final = "opencl"
-    contract_version: Final = (1, 0)
+    contract_version: Final = (1, 5)
 
     def __init__(self) -> None:
         found = driver.find_devices()

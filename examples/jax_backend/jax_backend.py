@@ -81,7 +81,8 @@ def open_device(index: int) -> FunctionalDevice:
 
 def open_backend() -> BaseBackend:
     """Return the backend; two logical devices, on one device of JAX if there is no second."""
-    return BaseBackend("jax", open_device, count=max(2, jax.device_count()))
+    count = max(2, jax.device_count())
+    return BaseBackend("jax", open_device, count=count, contract_version=(1, 5))
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ class BaseEvent:
         """Whether its prefix is complete or has failed (EVT-5, EVT-6)."""
         if self._is_closed:
             raise closed_error("event")
+        self.require_outside()
         progress = self._progress
         return progress is not None and progress.done >= self._position
 

@@ -24,6 +24,8 @@ def fill(stream: Stream, buffer: Buffer, offset: int, nbytes: int, pattern: byte
         stream.fill(buffer, offset, nbytes, pattern)
         return
     check_pattern(offset, nbytes, pattern)
+    if not nbytes:  # refuses what a fill refuses: a closed, foreign or read-only buffer, an offset
+        stream.upload(memoryview(b""), buffer, offset)
     for start, block in blocks(nbytes, pattern):
         stream.upload(block, buffer, offset + start)
 

@@ -16,7 +16,13 @@ from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 from ggsched.backend.interrupts import is_interrupt
-from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device
+from ggsched.backend.protocols import (
+    CONTRACT_VERSION,
+    MEMBERS_SINCE,
+    Backend,
+    Device,
+    Version,
+)
 from ggsched.backend.timeouts import event_timeout, start_thread
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory
 
@@ -232,19 +238,34 @@ def require_members(where: str, what: str, thing: object, protocol: type) -> Non
     Raises:
         BackendBroken: naming the members.
     """
-    names = [name for name in vars(protocol) if not name.startswith("_")]
-    missing = [name for name in names if not hasattr(thing, name)]
-    methods = [n for n in names if callable(vars(protocol)[n]) and n not in missing]
-    no_call = [name for name in methods if not callable(getattr(thing, name))]
-    if missing or no_call:
-        flaws = [f"lacks {', '.join(missing)}"] if missing else []
-        flaws += [f"cannot be called: {', '.join(no_call)}"] if no_call else []
+    flaws = member_flaws(thing, protocol)
+    if flaws:
         raise BackendBroken(
             f"{what} is not a {protocol.__name__}",
             where=where,
-            why=f"{type(thing).__name__} {' and '.join(flaws)}",
+            why=f"{type(thing).__name__} {flaws}",
             hint=REPORT,
         )
+
+
+def member_flaws(thing: object, protocol: type, version: Version = CONTRACT_VERSION) -> str:
+    """Return which members of a protocol an object lacks or cannot be called, or an empty text.
+
+    Args:
+        thing: The object.
+        protocol: Of the contract.
+        version: Of the contract that the object was written against; later members are left out.
+    """
+    since = {
+        name: MEMBERS_SINCE.get(f"{protocol.__name__}.{name}", version) for name in vars(protocol)
+    }
+    names = [name for name, v in since.items() if not name.startswith("_") and v <= version]
+    missing = [name for name in names if not hasattr(thing, name)]
+    methods = [n for n in names if callable(vars(protocol)[n]) and n not in missing]
+    no_call = [name for name in methods if not callable(getattr(thing, name))]
+    flaws = [f"lacks {', '.join(missing)}"] if missing else []
+    flaws += [f"cannot be called: {', '.join(no_call)}"] if no_call else []
+    return " and ".join(flaws)
 
 
 def _opener(backend: Backend, part: int | None) -> Callable[[int], Device]:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from ggsched.backend.program_body import Command
-from ggsched.backend.timeouts import late_error
+from ggsched.backend.timeouts import check_timeout, late_error
 from ggsched.errors import DeviceFault, GgschedError, SyncTimeout
 from ggsched.units import seconds_text
 
@@ -280,7 +280,9 @@ class Progress:
         Raises:
             SyncTimeout: they are not in time; nothing has changed.
             DeviceFault: one of them failed (EVT-6).
+            UsageError: the timeout is NaN.
         """
+        check_timeout(timeout_s, self.where)
         if not self.wait_for(position, timeout_s):
             raise late_error(self.where, timeout_s, _commands(position - self.done))
         fault = self.failure_before(position)

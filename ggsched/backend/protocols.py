@@ -16,14 +16,20 @@ returns a ``Backend`` or raises ``BackendUnavailable``; importing its module mus
 ``ggsched.backend.base`` has correct synchronous defaults for all of this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from ggsched.backend.program import BoundNode, OperandMemory
 from ggsched.topology.caps import DeviceFacts, WaitPath
 
-CONTRACT_VERSION: Final = (1, 4)
-"""Major and minor version of the contract; a plug-in of another major version is refused."""
+Version = tuple[int, int]
+"""Major and minor version of the contract."""
+
+CONTRACT_VERSION: Final[Version] = (1, 5)
+"""The newest version; a plug-in of another major version is refused."""
+
+MEMBERS_SINCE: Final[Mapping[str, Version]] = {"Stream.fill": (1, 1)}
+"""Members that joined later than 1.0; plug-ins of earlier versions need not have them."""
 
 HostMemory = memoryview
 """Host bytes: a contiguous ``memoryview`` of format ``B``, writable where it is a destination."""
@@ -80,7 +86,7 @@ class Event(Protocol):
         """Block until done; then its prefix is visible to the host (EVT-5, STR-5).
 
         Raises:
-            UsageError: the event was not recorded (EVT-3).
+            UsageError: the event was not recorded (EVT-3), or the timeout is NaN.
             SyncTimeout: not done in time; nothing has changed.
             DeviceFault: its work failed (EVT-6).
         """
@@ -196,6 +202,7 @@ class Stream(Protocol):
         """Block until everything enqueued is complete and visible to the host (STR-5).
 
         Raises:
+            UsageError: the timeout is NaN; a negative one is as 0, and inf waits without limit.
             SyncTimeout: not done in time; the stream stays usable.
             DeviceFault: a command failed (ERR-2).
         """
@@ -203,7 +210,8 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release the stream; legal twice and after a fault (ERR-3).
 
-        Commands that are enqueued run to their end; they need not have when this returns.
+        Commands that are enqueued run to their end; they need not have when this returns. A capture
+        that the stream is part of is aborted (CAP-2).
         """
 
 
@@ -274,7 +282,10 @@ class Device(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything that the device made, also after a fault and twice (ERR-3)."""
+        """Release everything that the device made, also after a fault and twice (ERR-3).
+
+        When it returns, nothing of what was enqueued takes effect any more.
+        """
 
 
 @runtime_checkable
@@ -286,7 +297,7 @@ class Backend(Protocol):
         """The entry point's name, e.g. ``"opencl"``."""
 
     @property
-    def contract_version(self) -> tuple[int, int]:
+    def contract_version(self) -> Version:
         """The contract that it was written against, ``CONTRACT_VERSION`` at that time."""
 
     def device_count(self) -> int:

@@ -4,17 +4,23 @@ Two products and a softmax are attention if the shares of the first are the weig
 and nothing else reads them. The op gives tokens first, then heads, so what comes behind has to
 merge heads by a copy, which is dropped, or the two orders have to be one: of one token, or of one
 head. The op runs where its last node was, so nothing that it reads may be written in between.
+
+The op gives zeros to a token that sees nothing, and a softmax of -inf alone is NaN. Where a mask
+may hide everything, the result is multiplied by the sum of a softmax of the mask: 1 or NaN.
 """
 
+import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from ggsched.ir.dtype import KV_DTYPES
+from ggsched.ir.dtype import F32, KV_DTYPES
 from ggsched.ir.graph import Graph, Node, verify_graph
 from ggsched.ir.ops import access_modes, op_by_name
 from ggsched.ir.params import canonical_params
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
+from ggsched.ops.record import Params
 from ggsched.passes.streams.fuse import Uses
 from ggsched.topology.caps import op_key
 from ggsched.topology.model import Topology
@@ -23,6 +29,8 @@ _ONCE: Final = 2
 """Accesses of a result that is read once: one writes it."""
 
 _AXES: Final = 3
+
+_HIDDEN: Final = struct.pack("<f", -math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,25 @@ def recognise_attention(graph: Graph, topology: Topology) -> Recognised | None:
 
 def _is_declared(graph: Graph, topology: Topology, s: _Attention) -> bool:
     """Whether every device that could run the nodes could run the op."""
-    key = op_key("attention", graph.tensors[s.product.inputs[0]].dtype.name)
+    keys = {op_key("attention", graph.tensors[s.product.inputs[0]].dtype.name)}
+    if _may_see_nothing(graph, s.soft_max):
+        if len(graph.tensors[s.soft_max.inputs[1]].shape) != _AXES - 1:
+            return False
+        keys |= {op_key(op, "f32") for op in ("sum_rows", "clamp", "mul")}
     able = [f for f in topology.devices if op_key("soft_max", "f32") in f.ops]
-    return bool(able) and all(key in facts.ops for facts in able)
+    return bool(able) and all(keys <= facts.ops for facts in able)
+
+
+def _may_see_nothing(graph: Graph, soft_max: Node) -> bool:
+    """Whether a mask may be -inf throughout a row, and no sink is in the sum."""
+    if not soft_max.params.get("mask") or soft_max.params.get("sinks"):
+        return False
+    mask = graph.tensors[soft_max.inputs[1]]
+    content = graph.constants.get(graph.tensors[mask.storage].name)
+    if content is None or mask.is_view:
+        return True
+    hidden = _HIDDEN * mask.shape[-1]
+    return any(content[i : i + len(hidden)] == hidden for i in range(0, len(content), len(hidden)))
 
 
 def _match(graph: Graph, uses: Uses, soft_max: Node) -> _Attention | None:
@@ -138,6 +162,16 @@ def _swapped(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (b, a, c), (y, x, z)
 
 
+def _node(
+    number: int, name: str, operands: Sequence[Tensor], out: Tensor, params: Params, label: str = ""
+) -> Node:
+    """Return a node of an op."""
+    op = op_by_name(name)
+    full = canonical_params(op, params)
+    modes = access_modes(op, operands, out, full)
+    return Node(number, name, tuple(t.id for t in operands), out.id, full, label, modes)
+
+
 def _rewritten(graph: Graph, found: Sequence[_Attention]) -> Recognised:
     """Return the graph with each of these as one node."""
     at = {s.nodes[-1].id: s for s in found}
@@ -152,6 +186,13 @@ def _rewritten(graph: Graph, found: Sequence[_Attention]) -> Recognised:
         made = replace(
             of, id=len(tensors), storage=number[of.storage], shape=shape, strides=strides
         )
+        tensors.append(made)
+        return made
+
+    def temp(shape: tuple[int, ...]) -> Tensor:
+        """Add a result that another node of the same attention reads."""
+        at, strides = len(tensors), contiguous_strides(F32, shape)
+        made = Tensor(at, "", F32, shape, strides, at, 0, 4 * math.prod(shape), Role.TEMP)
         tensors.append(made)
         return made
 
@@ -182,11 +223,21 @@ def _rewritten(graph: Graph, found: Sequence[_Attention]) -> Recognised:
         ]
         root = graph.tensors[n.output]
         output = tensors[[t.id for t in kept].index(root.id)]
-        op = op_by_name("attention")
-        params = canonical_params(op, match.soft_max.params)
-        modes = access_modes(op, operands, output, params)
-        ids = tuple(t.id for t in operands)
-        nodes.append(Node(len(nodes), op.name, ids, output.id, params, n.name, modes))
+        params = match.soft_max.params
+        if _may_see_nothing(graph, match.soft_max):
+            mask, (tokens, _) = operands[3], operands[3].shape
+            seen, share, ones = temp(mask.shape), temp((tokens, 1)), temp((tokens, 1))
+            nodes.append(_node(len(nodes), "soft_max", [mask], seen, {}))
+            nodes.append(_node(len(nodes), "sum_rows", [seen], share, {}))
+            nodes.append(_node(len(nodes), "clamp", [share], ones, {"min": 1.0, "max": 1.0}))
+            factor = replace(ones, id=len(tensors), shape=(tokens, 1, 1), strides=(4, 4, 4))
+            tensors.append(factor)
+            attended = temp(output.shape)
+            behind = _node(len(nodes) + 1, "mul", [attended, factor], output, {}, n.name)
+            nodes.append(_node(len(nodes), "attention", operands, attended, params))
+            nodes.append(behind)
+        else:
+            nodes.append(_node(len(nodes), "attention", operands, output, params, n.name))
     outputs = tuple(number[t] for t in graph.outputs)
     made = Graph(graph.name, tuple(tensors), tuple(nodes), outputs, graph.constants)
     verify_graph(made)

@@ -51,6 +51,20 @@ def test_a_stream_without_fills(monkeypatch, device, block, pattern):
         fill(OldStream(stream), buffer, 8, N, b"a")
 
 
+def test_a_stream_without_fills_refuses_no_bytes_where_a_fill_is_refused(device):
+    """Nothing was checked: a closed buffer and an offset outside were accepted in silence."""
+    stream, buffer = OldStream(device.create_stream()), device.allocate(N)
+    fill(stream, buffer, N, 0, b"a")
+    with pytest.raises(UsageError, match="BUF-3"):
+        fill(stream, buffer, N + 1, 0, b"a")
+    imported = device.import_host(memoryview(bytes(N)))
+    with pytest.raises(UsageError, match="read-only"):
+        fill(stream, imported, 0, 0, b"a")
+    buffer.close()
+    with pytest.raises(UsageError, match="closed"):
+        fill(stream, buffer, 0, 0, b"a")
+
+
 def test_blocks_cover_the_range_with_one_piece_of_memory(monkeypatch):
     monkeypatch.setattr("ggsched.backend.fill.BLOCK_NBYTES", 12)
     parts = list(blocks(32, b"abcd"))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ggsched_cuda.driver import CudaError
 from ggsched_kernels.calls import MAX_PEERS
 from tests.backends.software_streams import (
     DONE,
@@ -272,9 +273,11 @@ class SoftwareDriver:
         recording, number = queue.recording, next(self._numbers)
         behind = {id(n) for node in recording.nodes for n in node.behind}
         ends = [node for node in recording.nodes if id(node) not in behind]
-        assert set(ends) <= set(recording.last[queue]), "a stream of the capture was not joined"
+        is_joined = set(ends) <= set(recording.last[queue])
         for other in recording.last:
             other.recording = None
+        if not is_joined:  # as the driver: the capture is over, and there is no graph
+            raise CudaError("cuStreamEndCapture", 904, "a stream of the capture was not joined")
         self._graphs[number] = recording.nodes
         return number
 

@@ -10,6 +10,7 @@ import pytest
 
 from ggsched.cli.main import main
 from ggsched.errors import DeviceFault
+from ggsched.topology.caps import offers
 from ggsched_llm.load import load_model
 from ggsched_llm.session import Session
 from tests.models.helpers import ORACLE, tiny_gguf
@@ -256,6 +257,15 @@ class TestRemarks:
         code, _, err = run(*TOKENS, "-n", 1, "-ngl", 2, *CPU)
         assert code == 0
         assert "ggsched: warning: -ngl has no effect: cpu:0: no accelerator" in err
+
+    def test_a_cache_that_no_device_can_write(self, run, monkeypatch):
+        def without(ops, op, dtype):
+            return (op, dtype) != ("set_rows", "f16") and offers(ops, op, dtype)
+
+        monkeypatch.setattr("ggsched_llm.offload.offers", without)
+        code, _, err = run(*TOKENS, "-n", 1, "-ngl", 99, "-ctk", "f16", *CPU)
+        assert code == 2
+        assert "cpu:0 lacks set_rows:f16 (-ctk f32)" in err
 
     @pytest.mark.parametrize("option", [["--cpu-moe"], ["--n-cpu-moe", 2]])
     def test_experts_of_a_model_without(self, run, option):

@@ -1,7 +1,9 @@
 """The fuzzers themselves, for a few inputs each, and inputs that were findings."""
 
 import json
+import os
 import random
+import subprocess
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from ggsched.errors import GgschedError, UsageError
 from ggsched.files.own import refusal
 from ggsched.trace.export import read_trace
 from ggsched_cluster import messages
-from tests.fuzz.__main__ import finding_of
+from tests.fuzz.__main__ import code_of, finding_of
 from tests.fuzz.mutation import mutant
 from tests.fuzz.readers import READERS, Reader, corpus_of, fresh, write
 
@@ -80,3 +82,27 @@ def test_an_expected_command_that_the_plan_of_a_trace_lacks():
 
 def test_a_zero_byte_in_the_name_of_a_kept_weight(tmp_path):
     assert refusal(tmp_path / "a\0b") == "its name is not that of a file"
+
+
+@pytest.mark.parametrize(("inputs", "code"), [(5, 0), (2, -1)])
+def test_a_child_is_ended_if_it_writes_no_input_for_a_while(inputs, code, tmp_path):
+    """A loaded machine made a reader that went on a finding: its time was limited by the clock."""
+
+    class Child:
+        looks = 0
+        is_killed = False
+
+        def wait(self, timeout=None):
+            self.looks += 1
+            if self.is_killed or self.looks > 4:
+                return 0
+            if self.looks <= inputs:
+                os.utime(tmp_path, ns=(self.looks, self.looks))
+            raise subprocess.TimeoutExpired("child", timeout)
+
+        def kill(self):
+            self.is_killed = True
+
+    child = Child()
+    assert code_of(child, tmp_path) == code
+    assert child.is_killed == bool(code)

@@ -1,9 +1,11 @@
 """The contract's page, the conformance cases and the mutants stay in step."""
 
 import re
+from dataclasses import fields
 
 import pytest
 
+from ggsched.backend.program import BoundNode, Group, Operand
 from ggsched_testing.conformance.page import (
     cases_by_rule,
     filled,
@@ -32,6 +34,15 @@ def test_the_page_lists_cases_and_mutants_as_they_are():
     text = PAGE.read_text(encoding="utf-8")
     hint = f"python -m ggsched_testing.conformance.page {name_of(PAGE)}"
     assert text == filled(text), f"run: {hint}"
+
+
+@pytest.mark.parametrize("kind", [BoundNode, Operand, Group])
+def test_the_page_of_bound_nodes_has_each_member(kind):
+    text = (ROOT / "docs" / "reference" / "bound-nodes.md").read_text(encoding="utf-8")
+    begin = "`Group` has" if kind is Group else f"## `{kind.__name__}`"
+    section = text.split(begin, 1)[1].split("\n## ")[0]
+    for field in fields(kind):
+        assert f"`{field.name}`" in section
 
 
 def test_every_rule_has_a_case():

@@ -270,7 +270,14 @@ def test_tied_output(tmp_path):
         ({"model_type": "bert"}, "model_type 'bert' is not supported"),
         ({"model_type": None}, "model_type 'None' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling: factor is missing"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling 'yarn' is not supported"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope_scaling 'yarn' is not supported: supported: default, linear, llama3",
+        ),
+        (
+            {"hidden_act": "gelu"},
+            "'gelu' is not supported: supported: silu, swish, gelu_pytorch_tanh, gelu_new, gelu_",
+        ),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor '0' is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"rope_scaling": 8.0}, "rope_scaling '8.0' is not supported"),

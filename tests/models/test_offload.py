@@ -9,7 +9,7 @@ from ggsched.errors import UsageError
 from ggsched.ir.dtype import F32
 from ggsched.topology.model import Topology
 from ggsched_llm.load import load_model
-from ggsched_llm.offload import Offload, OverrideRule, find_homes
+from ggsched_llm.offload import Offload, OverrideRule, check_caches, find_homes
 from ggsched_llm.spec import CACHE_DTYPES, ModelSpec, WeightSpec
 from ggsched_llm.token_inputs import NEXT_TOKEN
 from ggsched_testing.plan_builder import fake_device
@@ -103,11 +103,17 @@ class TestLayers:
         homes = find_homes(spec, Topology((gpu, cpu)), Offload())
         assert where(homes, "_cache$") == {1 if asked == "f16" else 0}
         assert where(homes, "attn_q") == {0}
-        is_said = "gpu:0 lacks set_rows:f16 (-ctk)" in homes.reasons.values()
+        is_said = "gpu:0 lacks set_rows:f16 (-ctk f32)" in homes.reasons.values()
         assert is_said == (asked == "f16")
+        remark = check_caches(homes, spec, (gpu, cpu))
+        said = "KV caches stay on cpu:0: gpu:0 lacks set_rows:f16 (-ctk f32)"
+        assert remark == (said if asked == "f16" else "")
         nobody = replace(cpu, ops=cpu.ops - {"set_rows:f16"})
         homes = find_homes(spec, Topology((gpu, nobody)), Offload())
         assert where(homes, "_cache$") == {0}, "the planner says what is missing"
+        if asked == "f16":
+            with pytest.raises(UsageError, match=r"gpu:0 lacks set_rows:f16 \(-ctk f32\)"):
+                check_caches(homes, spec, (gpu, nobody))
 
     def test_an_embedding_that_is_the_output_matrix_too_goes_with_the_output(self, tmp_path):
         path = tiny_gguf(tmp_path / "tied.gguf", layers=LAYERS, drop=["output.weight"])

@@ -251,6 +251,16 @@ def test_bad_vocabulary(meta, changes, message):
         vocab_of(meta, **changes)
 
 
+def test_keys_that_nothing_reads_are_refused_unless_their_effect_is_known():
+    """They were ignored; those of an architecture were refused already."""
+    for key, value in (("normalizer", "nfc"), ("add_sep_token", True), ("eos_token_ids", (3,))):
+        with pytest.raises(ModelError, match=f"key tokenizer.ggml.{key} is .*does not know it"):
+            vocab_of(BPE_META, **{key: value})
+    known = {"padding_token_id": 0, "add_sep_token": False, "precompiled_charsmap": (1, 2)}
+    assert vocab_of(BPE_META, **known) == vocab_of(BPE_META)
+    assert vocab_of(BPE_META, scores=(0.0,)) == vocab_of(BPE_META)
+
+
 def test_merge_of_no_token():
     tokenizer = Tokenizer(vocab_of(BPE_META, merges=["h x"]), "m.gguf")
     with pytest.raises(ModelError, match="takes or makes 'hx': there is no such token"):

@@ -61,11 +61,11 @@ class FirstStreamOnly(BaseDevice):
         capture = super().begin_capture(streams)
         for stream in streams[1:]:
             other: Any = stream
-            other.sink = _Lost()
+            other.sink = Lost()
         return capture
 
 
-class _Lost:
+class Lost:
     """A capture that keeps nothing."""
 
     is_capturing = True

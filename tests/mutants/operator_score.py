@@ -17,6 +17,7 @@ from ggsched_testing.spread import Spread
 from tests.mutants.baselines import CPU, SIM, Baseline
 from tests.mutants.operators import TRIGGERS, OperatorMutant, operator_mutants
 from tests.mutants.page import with_section
+from tests.mutants.proof import is_distinguished
 from tests.mutants.score import is_defective
 
 BASELINES: Final = (CPU, SIM)
@@ -26,8 +27,14 @@ DRAWN: Final = "*_drawn_*"
 """Cases whose sizes, streams and commands are drawn."""
 
 _ORDER: Final = "STR-*,EVT-*,CPY-*,FIL-*,BUF-*,ALL-1"
-RULES: Final = {"launch": "STR-*,EVT-*,LCH-1,LCH-2,ALL-1", "replay": "CAP-*"}
-"""By method, the rules whose cases run; those on order and bytes for all others."""
+RULES: Final = {
+    "launch": "STR-*,EVT-*,LCH-1,LCH-2,ALL-1",
+    "replay": "CAP-*",
+    "event": "STR-6,EVT-*,ALL-1",
+    "buffer": "BUF-1,BUF-2,ERR-3",
+    "device": "STR-*,EVT-*,BUF-*,LCH-1,ALL-1",
+}
+"""By method or its owner, the rules whose cases run; those on order and bytes for all others."""
 
 HEADING: Final = "## Backends by operators"
 _TEXT: Final = """\
@@ -36,26 +43,34 @@ _TEXT: Final = """\
 Mutants of the table above were written by hand, many of them together with the case that rejects
 them, so the share of 100 % says that no case has lost its effect. It does not say which share of
 faults the kit finds. That is estimated here: mutants are drawn from seed {seed}. An *operator*
-(drop, cut short, shift, exchange, put off, run elsewhere, complete early) changes one method of a
-stream, for calls that meet a *condition* with a drawn bound (a size or an offset from 256 B to
-4 MiB, 1 to 600 calls, 1 to 64 waits, one of several streams). No case was written for one of
-them. Some change nothing that a program can see, such as a wait that is dropped where the order is
-given anyway, so 100 % cannot be reached. *Without drawn cases* is the share that cases with fixed
-examples and the small random programs reject. The section is written by
-`python -m tests.mutants.operator_score -o docs/reference/mutation-score.md`.
+(drop, cut short, shift, exchange, put off, run elsewhere, complete early, return the object before)
+changes one method of a stream, an event, a buffer or the device, for calls that meet a *condition*
+with a drawn bound (a size or an offset from 256 B to 4 MiB, 1 to 600 calls, 1 to 64 waits, one of
+several streams). No case was written for one of them. Some change nothing that a caller can see.
+Those that do are *distinguished* by a program (`tests.mutants.proof`) that is aimed at the mutant:
+it makes the condition true, calls the method, and compares what it sees. The kit does not know the
+condition. *Rejected* is its share of the mutants that are distinguished, and *without drawn cases*
+the share that cases with fixed examples and the small random programs reject. The section is
+written by `python -m tests.mutants.operator_score -o docs/reference/mutation-score.md`.
 """
 
-Verdict = tuple[str, str]
-"""The first case with fixed examples, and the first drawn one, that rejects; or empty texts."""
+Verdict = tuple[bool, str, str]
+"""Whether a program distinguishes it; the first case with fixed examples, and the first drawn one,
+that rejects, or empty texts."""
 
 
 def assess(mutant: OperatorMutant) -> Verdict:
-    """Run the cases about a mutant's method, those that are drawn only if no other rejects it."""
+    """Run the cases about a mutant's method, those that are drawn only if no other rejects it.
+
+    None run for a mutant that no program distinguishes.
+    """
+    if not is_distinguished(mutant):
+        return False, "", ""
     kit = ConformanceRunner(mutant.harness())
-    cases = select(RULES.get(mutant.method, _ORDER))
+    cases = select(RULES.get(mutant.method.partition(".")[0], _ORDER))
     drawn = select(DRAWN, among=cases) if any("_drawn_" in c.name for c in cases) else ()
     plain = _first(kit, [c for c in cases if c not in drawn])
-    return plain, "" if plain else _first(kit, drawn)
+    return True, plain, "" if plain else _first(kit, drawn)
 
 
 def _first(kit: ConformanceRunner, cases: Sequence[Case]) -> str:
@@ -87,17 +102,26 @@ def scores(
 def section(found: Sequence[tuple[Baseline, OperatorMutant, Verdict]], seed: int) -> str:
     """Return the section of the page."""
     lines = [_TEXT.format(heading=HEADING, seed=seed)]
-    lines.append("| device | condition | mutants | without drawn cases | rejected |")
-    lines.append("| --- | --- | ---: | ---: | ---: |")
+    lines.append(
+        "| device | condition | mutants | distinguished | without drawn cases | rejected |"
+    )
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
     for baseline in BASELINES:
         for trigger in (*TRIGGERS, "all"):
             mine = [v for b, m, v in found if b is baseline and trigger in (m.trigger, "all")]
-            plain, both = sum(bool(v[0]) for v in mine), sum(any(v) for v in mine)
+            told = [v for v in mine if v[0]]
+            plain, both = (sum(any(v[1:end]) for v in told) for end in (2, 3))
             if mine:
-                shares = f"{plain / len(mine):.0%} | {both / len(mine):.0%}"
-                lines.append(f"| {baseline.name} | {trigger} | {len(mine)} | {shares} |")
-    survivors = [f"{m.name} ({b.name})" for b, m, v in found if not any(v)]
-    lines += ["", f"Not rejected: {'; '.join(survivors) or 'none'}.", ""]
+                shares = " | ".join(f"{n / max(1, len(told)):.0%}" for n in (plain, both))
+                row = (baseline.name, trigger, str(len(mine)), str(len(told)), shares)
+                lines.append(f"| {' | '.join(row)} |")
+    for what, some in (
+        ("Distinguished, and not rejected", [f for f in found if f[2][0] and not any(f[2][1:])]),
+        ("Not distinguished", [f for f in found if not f[2][0]]),
+    ):
+        names = "; ".join(f"{m.name} ({b.name})" for b, m, _ in some)
+        lines += ["", f"{what}: {names or 'none'}."]
+    lines.append("")
     return "\n".join(lines)
 
 
@@ -116,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in scores(options.count, options.seed, Spread(options.jobs, None, options.journal)):
         baseline, mutant, verdict = one
         found.append(one)
-        by = verdict[0] or verdict[1] or "SURVIVES"
+        by = verdict[1] or verdict[2] or ("SURVIVES" if verdict[0] else "not distinguished")
         sys.stderr.write(f"{baseline.name}: {mutant.name}: {by}\n")
     text = section(found, options.seed)
     if options.output is None:

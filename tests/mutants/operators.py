@@ -10,6 +10,7 @@ changed, and the bound of a trigger is drawn. Calls that a device has to refuse 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from ggsched.backend import checks
 from ggsched.errors import GgschedError
 from ggsched_testing.conformance import Harness
 from tests.mutants.baselines import Baseline
-from tests.mutants.mutant import CASE_TIMEOUT_S, TIMEOUT_S, graft
+from tests.mutants.mutant import CASE_TIMEOUT_S, TIMEOUT_S, graft, hook
 
 TRANSFERS: Final = ("upload", "download", "copy", "fill")
 COMMANDS: Final = (*TRANSFERS, "launch", "replay", "record", "wait", "barrier")
@@ -73,27 +74,29 @@ TRIGGERS: Final[Mapping[str, tuple[str, Trigger]]] = {
 """By class: how a mutant's name says it, and the condition."""
 
 EXCHANGED: Final = "is exchanged with the next"
+BEFORE: Final = "returns the one before"
 
 OPERATORS: Final[Mapping[str, tuple[str, ...]]] = {
-    "is dropped": (*TRANSFERS, "launch", "replay", "wait"),
-    "is cut short": TRANSFERS,
+    "is dropped": (*TRANSFERS, "launch", "replay", "wait", "buffer.close"),
+    "is cut short": (*TRANSFERS, "device.allocate", "device.compile"),
     "is shifted": TRANSFERS,
     EXCHANGED: (*TRANSFERS, "launch"),
     "is put off until sync": (*TRANSFERS, "launch"),
     "runs on another stream": (*TRANSFERS,),
-    "does not block": ("sync",),
-    "is said to be done": ("is_done",),
+    "does not block": ("sync", "event.sync"),
+    "is said to be done": ("is_done", "event.is_done"),
+    BEFORE: ("device.allocate", "device.create_event", "device.create_stream"),
 }
-"""By operator, the methods to which it applies."""
+"""By operator, the methods to which it applies: a stream's, unless they name another owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorMutant:
-    """A device whose streams do one thing differently under a condition.
+    """A device of which one method does something else under a condition.
 
     Attributes:
         baseline: The good device.
-        method: Method of a stream.
+        method: Method of a stream; or of events, buffers or the device, with that in front.
         operator: Name in ``OPERATORS``.
         trigger: Name in ``TRIGGERS``: the class of the mutant.
         bound: Of the trigger.
@@ -139,6 +142,9 @@ class OperatorMutant:
         """Break an open device of the baseline's kind."""
         if hasattr(device, "event_timeout_s"):
             device.event_timeout_s = CASE_TIMEOUT_S
+        if "." in self.method:
+            _lay_over_objects(self, device)
+            return
         made: list[Any] = []
         parts: list[type] = []
         create = device.create_stream
@@ -153,31 +159,35 @@ class OperatorMutant:
         device.create_stream = create_stream
 
 
-def operator_mutants(baseline: Baseline, count: int, seed: int) -> list[OperatorMutant]:
+def operator_mutants(baseline: Baseline, number: int, seed: int) -> list[OperatorMutant]:
     """Draw different mutants, equally many of each trigger."""
     rng = np.random.default_rng(seed)
     pairs = {t: [(o, m) for o, ms in OPERATORS.items() for m in ms if _fits(o, m, t)]
              for t in TRIGGERS}  # fmt: skip
     found: dict[str, OperatorMutant] = {}
-    for i in range(4 * count):
+    for i in range(4 * number):
         trigger = list(TRIGGERS)[i % len(TRIGGERS)]
         operator, method = pairs[trigger][int(rng.integers(len(pairs[trigger])))]
         mutant = OperatorMutant(baseline, method, operator, trigger, _bound(trigger, rng))
-        if len(found) < count:
+        if len(found) < number:
             found.setdefault(mutant.name, mutant)
     return list(found.values())
 
 
 def _fits(operator: str, method: str, trigger: str) -> bool:
     match trigger:
-        case "size" | "offset" | "unaligned":
+        case "size":
+            return method in (*TRANSFERS, "device.allocate", "buffer.close")
+        case "offset" | "unaligned":
             return method in TRANSFERS
         case "peer":
             return method == "copy"
         case "count":
             return method not in ("sync", "is_done")
-        case _:
+        case "always":
             return True
+        case _:
+            return "." not in method
 
 
 def _bound(trigger: str, rng: np.random.Generator) -> int:
@@ -275,6 +285,66 @@ class Operated:
                 return self._plain(method, _shorter(method, args))
             case _:
                 return self._plain(method, _shifted(method, args))
+
+
+def _lay_over_objects(mutant: OperatorMutant, device: Any) -> None:
+    """Break the method of a device, or of the events or buffers that it makes."""
+    owner, _, method = mutant.method.partition(".")
+    calls = count()
+
+    def is_changed(nbytes: int = 0) -> bool:
+        return mutant.meets(None, Call(nbytes, (), (), next(calls), 0, 0, 0))
+
+    class Event:
+        if not hasattr(device.create_event(), "__dict__"):
+            __slots__ = ()  # as those that it is laid over
+
+        def sync(self: Any, timeout_s: float) -> None:
+            if method != "sync" or not self.is_recorded or not is_changed():
+                super().sync(timeout_s)  # type: ignore[misc]
+
+        @property
+        def is_done(self: Any) -> bool:
+            done = bool(getattr(super(), "is_done"))  # noqa: B009
+            return done or (method == "is_done" and self.is_recorded and is_changed())
+
+    class Buffer:
+        def close(self: Any) -> None:
+            if self.is_closed or device.is_closed or not is_changed(self.nbytes):
+                super().close()  # type: ignore[misc]
+
+    match owner:
+        case "event":
+            hook(device, "create_event", Event)
+        case "buffer":
+            hook(device, "allocate", Buffer)
+        case _:
+            _change_maker(mutant, device, method, is_changed)
+
+
+def _change_maker(
+    mutant: OperatorMutant, device: Any, method: str, is_changed: Callable[[int], bool]
+) -> None:
+    make, made = getattr(device, method), list[tuple[tuple[Any, ...], Any]]()
+
+    def changed(*args: Any) -> Any:
+        nbytes = args[0] if method == "allocate" else 0
+        if nbytes < 0 or device.is_closed or not is_changed(nbytes):
+            made[:] = [(args, make(*args))]
+        elif mutant.operator == BEFORE:
+            if not made or made[0][0] != args or _is_closed(made[0][1]):
+                made[:] = [(args, make(*args))]
+        elif method == "compile":
+            return make(args[0][:-1], *args[1:])
+        else:
+            return make(max(0, nbytes - 4))
+        return made[0][1]
+
+    setattr(device, method, changed)
+
+
+def _is_closed(thing: Any) -> bool:
+    return bool(getattr(thing, "is_closed", getattr(thing, "_is_closed", False)))
 
 
 def _part(mutant: OperatorMutant, made: list[Any], commands: Sequence[str]) -> type:

@@ -82,7 +82,7 @@ class _Copying(BaseDevice):
         copies: list[tuple[Operand, Buffer]] = []
 
         def near(o: Operand) -> Operand:
-            if not _is_far(self, o):
+            if not self.is_copied(o):
                 return o
             copies.append((o, self.allocate(o.nbytes)))
             return replace(o, buffer=copies[-1][1], offset=0)
@@ -98,6 +98,10 @@ class _Copying(BaseDevice):
         if copies:
             self.note(program, refresh)
         return program
+
+    def is_copied(self, operand: Operand) -> bool:
+        """Whether a launch computes from a copy of an operand."""
+        return _is_far(self, operand)
 
     def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
         """Say when the copies are made."""

@@ -14,6 +14,8 @@ from tests.mutants import (
     closing,
     constants,
     copies,
+    crowds,
+    edges,
     errors,
     events,
     fills,
@@ -33,12 +35,16 @@ from tests.mutants import (
     siblings,
     streams,
     syncs,
+    timeouts,
     truth,
     waits,
 )
 from tests.mutants.mutant import ATTRIBUTE, Mutant
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
+    timeouts,
+    edges,
+    crowds,
     streams,
     syncs,
     events,

@@ -64,9 +64,10 @@ def test_recognised(what):
     found = recognise_attention(graph, machine("cpu:0"))
     made = found.graph
     verify_graph(made)
-    assert "soft_max" not in ops(made)
+    may_see_nothing = what.get("masked", True) and not what.get("sinks", True)
+    assert ops(made).count("soft_max") == may_see_nothing  # of the mask
     assert ops(made).count("attention") == 1
-    assert len(made.nodes) <= len(graph.nodes) - 2
+    assert len(made.nodes) <= len(graph.nodes) - 2 + 4 * may_see_nothing
     values = values_for(DrawnGraph(graph, RULES), 0)
     rng = np.random.default_rng(0)
     states = {
@@ -134,3 +135,27 @@ def test_constants_stay():
     made = recognise_attention(graph, machine("cpu:0")).graph
     assert ops(made).count("attention") == 1
     assert made.constants == graph.constants != {}
+
+
+@pytest.mark.parametrize("sinks", [True, False])
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("constant", [True, False])
+def test_rows_that_see_nothing_mean_what_the_softmax_means(sinks, tokens, constant):
+    """They were zeros without sinks, where the nodes give NaN."""
+    g = GraphBuilder()
+    q, k = g.input("q", (tokens, 2, 8)), g.input("k", (5, 2, 8))
+    hidden = np.zeros((tokens, 5), np.float32)
+    hidden[0], hidden[-1, 0] = -np.inf, -np.inf
+    mask = g.constant(hidden) if constant else g.input("mask", (tokens, 5))
+    some = (mask, g.input("sinks", (2,))) if sinks else (mask,)
+    scores = g.mul_mat(g.permute(k, 1, 0, 2), g.permute(q, 1, 0, 2))
+    shares = g.op("soft_max", scores, *some, mask=True, sinks=sinks)
+    heads = g.mul_mat(g.permute(k, 1, 2, 0), shares)
+    graph = g.build(g.cont(g.permute(heads, 1, 0, 2)))
+    made = recognise_attention(graph, machine("cpu:0"))
+    values = values_for(DrawnGraph(graph, {"mask": LeafRule("mask")}), 0)
+    values[mask.name] = hidden
+    (wanted,), (got,) = (run_oracle(some, values).values() for some in (graph, made.graph))
+    assert "attention" in ops(made.graph)
+    assert np.isnan(wanted[0]).all() != sinks
+    np.testing.assert_allclose(got, wanted, 1e-5, 1e-5)

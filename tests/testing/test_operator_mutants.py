@@ -7,6 +7,7 @@ from tests.mutants.baselines import CPU, SIM
 from tests.mutants.operator_score import COUNT, HEADING, SEED, main, section
 from tests.mutants.operators import OPERATORS, TRIGGERS, OperatorMutant, operator_mutants
 from tests.mutants.page import with_section
+from tests.mutants.proof import is_distinguished, run_program
 
 REJECTED = [
     (OperatorMutant(SIM, "copy", "is cut short", "size", 1 << 21), "str1_drawn_transfers"),
@@ -45,10 +46,24 @@ def test_a_mutant_whose_condition_is_never_met_passes(method):
         assert result.verdict in ("pass", "skip"), f"{case.name}: {result.reason}"
 
 
+METHODS = [(o, m) for o, methods in OPERATORS.items() for m in methods]
+
+
+@pytest.mark.parametrize("baseline", [CPU, SIM], ids=lambda b: b.name)
+def test_programs_distinguish_mutants_and_not_baselines(baseline):
+    for operator, method in METHODS:
+        trigger, bound = ("count", 1) if "." in method else ("waits", 2)
+        mutant = OperatorMutant(baseline, method, operator, trigger, bound)
+        is_there = method != "replay" or baseline is CPU
+        assert is_distinguished(mutant) == is_there, mutant.name
+        assert run_program(mutant, baseline.harness(), 0) is None, mutant.name
+
+
 def test_the_section_is_replaced_and_the_rest_is_kept():
     mutant = REJECTED[0][0]
-    text = section([(SIM, mutant, ("", "str1_drawn_transfers")), (SIM, mutant, ("", ""))], SEED)
-    assert "| sim | size | 2 | 0% | 50% |" in text
+    verdicts = (True, "", "str1_drawn_transfers"), (True, "", ""), (False, "", "")
+    text = section([(SIM, mutant, verdict) for verdict in verdicts], SEED)
+    assert "| sim | size | 3 | 2 | 0% | 50% |" in text
     page = "# Page\n\n## Backends\n\nx\n\n## Plans\n\ny\n"
     once = with_section(page, HEADING, text)
     assert with_section(once, HEADING, text) == once

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ggsched_testing.conformance.rules import RULES
+from ggsched.backend.protocols import Version
+from ggsched_testing.conformance.rules import RULES, RULES_SINCE
 
 if TYPE_CHECKING:
     from ggsched_testing.conformance.context import TestContext
@@ -27,6 +28,7 @@ class Case:
         statement: What is checked, in a sentence.
         needs: Names of ``NEEDS``; the case is skipped, with the reason, where one is not there.
         run: Raises ``BrokenRule`` (or lets an error of the device pass) if the rule is broken.
+        since: Version of the contract that has it; devices of earlier ones are not asked.
     """
 
     name: str
@@ -34,10 +36,11 @@ class Case:
     statement: str
     needs: tuple[str, ...]
     run: Callable[["TestContext"], None]
+    since: Version = (1, 0)
 
 
 def case(
-    rule: str, statement: str, *needs: str
+    rule: str, statement: str, *needs: str, since: Version | None = None
 ) -> Callable[[Callable[["TestContext"], None]], Case]:
     """Make a case of a function."""
     if rule not in RULES:
@@ -47,6 +50,6 @@ def case(
         name = function.__name__
         if not name.startswith(rule.lower().replace("-", "") + "_"):
             raise ValueError(f"{name} is a case of {rule} by another name")
-        return Case(name, rule, statement, needs, function)
+        return Case(name, rule, statement, needs, function, since or RULES_SINCE.get(rule, (1, 0)))
 
     return make

@@ -96,8 +96,7 @@ def evt2_many_waiters(w: TestContext) -> None:
     for i, q in enumerate(waiters):
         w.wait(q, event)
         w.copy(q, x, 0, y, NBYTES * i, NBYTES)
-    w.still_held(hold, *waiters)
-    hold.release()
+    w.release_held(hold, *waiters)
     for q in waiters:
         w.sync(q)
     w.equal(w.get(a, y), np.tile(data, count), f"copied by {count} streams behind one event")
@@ -217,8 +216,7 @@ def evt5_closed_beside_others(w: TestContext) -> None:
         for event in events:
             w.wait(b, event)
         w.copy(b, x, 0, y, 0, NBYTES)
-        w.still_held(hold, b)
-        hold.release()
+        w.release_held(hold, b)
         w.sync(b)
         w.equal(w.get(b, y), data, "copied behind events beside one that was closed")
 

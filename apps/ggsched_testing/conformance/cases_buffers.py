@@ -85,8 +85,7 @@ def buf1_alignment(w: TestContext) -> None:
     "two streams",
 )
 def buf2_freed_under_an_upload(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     w.put(q, x, w.bytes())
     hold = w.hold(q)
     w.upload(q, w.bytes(), x)
@@ -96,8 +95,7 @@ def buf2_freed_under_an_upload(w: TestContext) -> None:
 
 @case("BUF-2", "Nor under a copy that reads it.", "latch", "two streams")
 def buf2_freed_under_a_copy(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.bytes())
     hold = w.hold(q)
     w.copy(q, x, 0, y, 0, NBYTES)
@@ -111,8 +109,7 @@ def buf2_freed_under_a_copy(w: TestContext) -> None:
 
 @case("BUF-2", "Nor under a launch that writes it.", "latch", "launch", "two streams")
 def buf2_freed_under_a_launch(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.numbers())
     program = w.compute(q, [(x, 0)], (y, 0))
     hold = w.hold(q)
@@ -226,8 +223,7 @@ def buf4_view_is_the_memory(w: TestContext) -> None:
 
 @case("BUF-4", "Launches work on the same bytes as the view.", "host memory", "launch")
 def buf4_view_and_launches(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers = w.numbers()
     program = w.compute(q, [(x, 0)], (y, 0))
     w.log(f"{w.name(x)}.host_view()[:] = host bytes")

@@ -34,8 +34,7 @@ def replayed_when_released(
     w.upload(q, data, x)
     w.replay(q, graph)
     seen = w.download(q, z)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.sync(q)
     w.equal(seen, data, what)
 
@@ -50,8 +49,7 @@ def replayed_when_released(
     "launch",
 )
 def cap1_replay_equals_enqueueing(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     program = w.compute(q, [(x, 0)], (y, 0))
     capture = w.capture(q)
     w.launch(q, program)
@@ -67,8 +65,7 @@ def cap1_replay_equals_enqueueing(w: TestContext) -> None:
 
 @case("CAP-1", "A replay keeps its place among commands, and is held with its stream.", "capture")
 def cap1_replay_keeps_its_place(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.bytes())
     capture = w.capture(q)
     w.copy(q, x, 0, y, 0, NBYTES)
@@ -81,8 +78,7 @@ def cap1_replay_keeps_its_place(w: TestContext) -> None:
     w.upload(q, second, x)
     w.replay(q, graph)
     again = w.download(q, y)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.sync(q)
     w.equal(seen, first, "downloaded behind the first replay")
     w.equal(again, second, "downloaded behind the second replay")
@@ -108,8 +104,7 @@ def cap1_streams_fork_and_join(w: TestContext) -> None:
     "CAP-1", "A capture begun on a held stream has nothing of what came before.", "capture", "latch"
 )
 def cap1_begun_while_held(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     before, first, second = w.bytes(), w.bytes(), w.bytes()
     w.put(q, y, before)
     hold = w.hold(q)
@@ -129,8 +124,7 @@ def cap1_begun_while_held(w: TestContext) -> None:
 
 @case("CAP-1", "A graph is replayed on its first stream only, and not after close.", "capture")
 def cap1_graph_of_another_stream(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     w.put(q, x, data)
     capture = w.capture(q)
@@ -189,8 +183,7 @@ def _illegal(w: TestContext, q: Stream, x: Buffer) -> list[Callable[[], Any]]:
 
 @case("CAP-2", "A call that may not be captured raises, and the capture goes on.", "capture")
 def cap2_refused_during_capture(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     data = w.bytes()
     w.put(q, x, data)
     calls = _illegal(w, q, x)
@@ -207,8 +200,7 @@ def cap2_refused_during_capture(w: TestContext) -> None:
 
 @case("CAP-2", "Nothing runs while commands are captured.", "capture")
 def cap2_nothing_runs(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     old, new = w.bytes(), w.bytes()
     w.put(q, x, new)
     w.put(q, y, old)
@@ -228,8 +220,7 @@ def cap2_nothing_runs(w: TestContext) -> None:
 
 @case("CAP-2", "A capture that is given up leaves its streams as they were.", "capture")
 def cap2_given_up(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     old, data = w.bytes(), w.bytes()
     w.put(q, x, data)
     w.put(q, y, old)
@@ -273,8 +264,7 @@ def cap2_event_of_a_capture(w: TestContext) -> None:
 @case("CAP-3", "Host memory of a captured upload is read when the graph is replayed.", "capture")
 def cap3_host_memory_at_replay(w: TestContext) -> None:
     for pinned in (False, True):
-        q = w.stream()
-        x = w.buffer()
+        q, x = w.stream(), w.buffer()
         source, target = _host(w, pinned), _host(w, pinned)
         capture = w.capture(q)
         w.upload(q, source, x)

@@ -68,8 +68,7 @@ def cap4_other_buffers(w: TestContext) -> None:
 
 @case("CAP-4", "What a graph used may be closed before the update.", "update")
 def cap4_closed_before(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.bytes())
     graph = w.end(_captured_copy(w, q, x, y))
     w.replay(q, graph)
@@ -111,8 +110,7 @@ def cap4_other_programs(w: TestContext) -> None:
 
 @case("CAP-4", "An updated graph reads and writes other host memory, at each replay.", "update")
 def cap4_other_host_memory(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     source, target, graph = w.bytes(), np.zeros(NBYTES, np.uint8), None
     for _ in range(3):
         before = target
@@ -133,8 +131,7 @@ def cap4_other_host_memory(w: TestContext) -> None:
 
 @case("CAP-4", "Replays that are enqueued run what the graph was, with what it kept.", "update")
 def cap4_enqueued_replays(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     data = w.bytes()
     first, later = data.copy(), w.bytes()
     target = np.zeros(NBYTES, np.uint8)
@@ -156,8 +153,7 @@ def cap4_enqueued_replays(w: TestContext) -> None:
     del first
     seen = w.download(q, y)
     w.replay(q, graph)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.sync(q)
     w.equal(seen, data, "downloaded behind the replay from before the update")
     w.equal(target, data, "downloaded by the replay from before the update")
@@ -166,8 +162,7 @@ def cap4_enqueued_replays(w: TestContext) -> None:
 
 @case("CAP-4", "Other commands update a graph, or are refused and change nothing.", "update")
 def cap4_other_commands(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     data, host = w.bytes(), w.bytes()
     w.put(q, x, data)
     graph = w.end(_captured_copy(w, q, x, y))
@@ -198,8 +193,7 @@ def _equal_all(w: TestContext, q: Stream, expected: tuple[tuple[Buffer, Bytes], 
 
 @case("CAP-4", "Streams are as before once a capture was offered, or was given up.", "update")
 def cap4_streams_are_free(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     old, data = w.bytes(), w.bytes()
     w.put(q, x, old)
     w.put(q, z, data)
@@ -225,8 +219,7 @@ def cap4_streams_are_free(w: TestContext) -> None:
 
 @case("CAP-4", "A graph that is closed, or of another stream, is not a graph to update.", "update")
 def cap4_other_graphs(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     data = w.bytes()
     w.put(q, x, data)
     closed = w.end(_captured_copy(w, q, x, z))

@@ -28,8 +28,7 @@ def cpy1_not_after_others(w: TestContext) -> None:
     w.download(held, unrelated)
     w.copy(q, x, 0, y, 0, NBYTES)
     w.equal(w.get(q, y), data, "copied while another stream is held")
-    w.still_held(hold, held)
-    hold.release()
+    w.release_held(hold, held)
     w.sync(held)
 
 
@@ -48,8 +47,7 @@ def cpy1_on_its_own_stream(w: TestContext) -> None:
     hold = w.hold(held)
     w.copy(held, x, 0, y, 0, NBYTES)
     w.equal(w.get(free, y), old, "read by another stream while the copy is held")
-    w.still_held(hold, held)
-    hold.release()
+    w.release_held(hold, held)
     w.equal(w.get(held, y), new, "after the copy")
 
 
@@ -75,8 +73,7 @@ def cpy1_held_by_its_own_stream(w: TestContext) -> None:
     hold = w.hold(mine)
     w.copy(mine, x, 0, y, 0, NBYTES)
     w.equal(w.get(theirs, y), old, "read by the other side while the copy is held")
-    w.still_held(hold, mine)
-    hold.release()
+    w.release_held(hold, mine)
     w.sync(mine)
     w.equal(w.get(theirs, y), new, "read by the other side after the copy")
 
@@ -93,8 +90,7 @@ def _between(w: TestContext, src_device: Device, dst_device: Device) -> None:
     w.upload(held, w.bytes(), w.buffer(NBYTES, w.other))
     w.copy(q, x, 0, y, 0, NBYTES)
     w.sync(q)
-    w.still_held(hold, held)
-    hold.release()
+    w.release_held(hold, held)
     w.sync(held)
     w.equal(w.get(q if dst_device is w.device else other, y), data, "copied between two devices")
 
@@ -107,8 +103,7 @@ PIECES = ((0, 0, 1), (1, 2, 3), (5, 64, 7), (63, 1, 65), (100, 97, 31), (0, 128,
 
 @case("CPY-2", "A copy changes its destination and nothing else, whatever the offsets.")
 def cpy2_copy_changes_nothing_else(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     source, model = w.bytes(), w.bytes()
     w.put(q, x, source)
     w.put(q, y, model.copy())
@@ -121,8 +116,7 @@ def cpy2_copy_changes_nothing_else(w: TestContext) -> None:
 
 @case("CPY-2", "An upload changes its destination and nothing else, its source included.")
 def cpy2_upload_changes_nothing_else(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     model = w.bytes()
     w.put(q, x, model.copy())
     for _, b, n in PIECES:
@@ -136,8 +130,7 @@ def cpy2_upload_changes_nothing_else(w: TestContext) -> None:
 
 @case("CPY-2", "A download fills its target exactly and leaves the buffer alone.")
 def cpy2_download_changes_nothing_else(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     content = w.bytes()
     w.put(q, x, content)
     for a, b, n in PIECES:
@@ -152,8 +145,7 @@ def cpy2_download_changes_nothing_else(w: TestContext) -> None:
 
 @case("CPY-2", "A copy within a buffer moves its bytes and no others.")
 def cpy2_within_a_buffer(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     model = w.bytes()
     w.put(q, x, model.copy())
     for a, b, n in ((0, 128, 128), (128, 0, 64), (3, 77, 5), (200, 11, 56)):
@@ -214,8 +206,7 @@ def cpy3_zero_bytes_keep_their_place(w: TestContext) -> None:
     event = w.record(a)
     w.wait(b, event)
     w.download_to(b, x, 0, nothing)
-    w.still_held(hold, event, a, b)
-    hold.release()
+    w.release_held(hold, event, a, b)
     w.sync(b)
 
 

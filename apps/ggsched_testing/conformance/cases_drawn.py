@@ -8,8 +8,8 @@ import numpy as np
 
 from ggsched.backend.capture import Capture, DeviceGraph, offers_update
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.protocols import Buffer, Stream
-from ggsched.errors import OutOfDeviceMemory
+from ggsched.backend.protocols import Buffer, Event, Stream
+from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32, I32
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.case import case
@@ -23,6 +23,8 @@ ROUNDS: Final = 6
 LINKS: Final = 40
 """Events by which launches follow each other; values double with each launch."""
 MAX_STREAMS: Final = 6
+EXACT: Final = 1 << 20
+"""Whole numbers below that are summed without rounding, several times in a row."""
 
 # --- transfers of any size --------------------------------------------------------------------
 
@@ -244,6 +246,31 @@ def cap1_drawn_graphs(w: TestContext) -> None:
         graphs.close()
 
 
+@case("CAP-1", "Hundreds of replays take effect each, with hundreds of commands in flight.",
+      "capture")  # fmt: skip
+def cap1_drawn_rotations(w: TestContext) -> None:
+    """Each replay turns a ring by a word, so that none can be lost without a trace."""
+    q, words = w.stream(), 64
+    ring, turned, data = w.buffer(4 * words), w.buffer(4 * words), w.bytes(4 * words)
+    capture = w.capture(q)
+    w.copy(q, ring, 0, turned, 4, 4 * words - 4)
+    w.copy(q, ring, 4 * words - 4, turned, 0, 4)
+    w.copy(q, turned, 0, ring, 0, 4 * words)
+    graph = w.end(capture)
+    w.put(q, ring, data)
+    for count in (w.draws(640, 64), int(w.rng.integers(1, 40))):
+        other = w.buffer(4)
+        for _ in range(count):
+            w.replay(q, graph)
+            if w.rng.integers(4) == 0:
+                w.fill(q, other, 0, 4, b"\x11")
+                if w.device.facts.has_events:
+                    w.wait(q, w.record(q))
+            del w.program[24:]
+        data = np.roll(data, 4 * count)
+        w.equal(w.get(q, ring), data, f"a ring after {count} replays")
+
+
 @case("CAP-4", "A graph that is updated again and again does what was captured last.", "capture",
       "update")  # fmt: skip
 def cap4_drawn_updates(w: TestContext) -> None:
@@ -279,6 +306,10 @@ def buf1_drawn_sizes(w: TestContext) -> None:
             w.upload(q, live[buffer], buffer)
     for buffer, content in live.items():
         w.equal(w.get(q, buffer), content, "a buffer among others of drawn sizes")
+    for _ in range(w.draws(640, 40)):
+        w.close(closed := w.buffer(int(w.rng.integers(1, 300))))
+        w.refused(UsageError, w.upload, q, pool[:1], closed)
+        del w.program[24:]
 
 
 @case("BUF-1", "In whatever order buffers are closed, all memory can be had again at once.",
@@ -359,3 +390,67 @@ def col1_drawn_rows(w: TestContext) -> None:
         )  # fmt: skip
         w.launch(q, w.compile([node], q))
         w.equal(w.get(q, out), table[ids], f"{count} of {rows} rows of {width} elements")
+
+
+@case("COL-2", "Three devices compute in turn from what all of them hold.", "third peer",
+      "peer wait", "launch", "events")  # fmt: skip
+def col2_drawn_rings(w: TestContext) -> None:
+    """Each launch reads the newest results of two drawn devices, which may be its own."""
+    streams = [w.stream(d) for d in w.devices]
+    count = int(w.rng.integers(1, 3000))
+    ring = [[w.buffer(4 * count, d) for _ in range(2)] for d in w.devices]
+    values = [w.numbers(count) for _ in w.devices]
+    for q, (x, _), numbers in zip(streams, ring, values, strict=True):
+        w.put(q, x, numbers)
+    last: list[Event | None] = [None] * len(streams)
+    seen: list[tuple[Bytes, Any]] = []
+    hold = w.hold(streams[int(w.rng.integers(len(streams)))])
+    for _ in range(w.draws(30, 9)):
+        k, *read = (int(i) for i in w.rng.integers(len(streams), size=3))
+        q, (_, out) = streams[k], ring[k]
+        for event in last:
+            if event is not None:
+                w.wait(q, event)
+        program = w.compute(q, [(ring[i][0], 0) for i in read], (out, 0), count)
+        w.launch(q, program)
+        w.order(q)
+        wanted = w.result(*(values[i] for i in read))
+        seen.append((w.download(q, out), wanted))
+        values[k] = np.where(np.abs(wanted) < EXACT, wanted, np.float32(1))
+        if not np.array_equal(values[k], wanted):
+            w.upload(q, values[k], out)
+        w.order(q)
+        ring[k].reverse()
+        last[k] = w.record(q)
+        del w.program[:-24]
+    hold.release()
+    for q in streams:
+        w.sync(q)
+    for target, wanted in seen:
+        w.equal(target, wanted, "computed by three devices in turn")
+
+
+@case("COL-4", "A graph has commands of three devices, in the order of events between them.",
+      "third peer", "launch", "capture", "events")  # fmt: skip
+def col4_graph_of_three_devices(w: TestContext) -> None:
+    streams = [w.stream(d) for d in w.devices]
+    x, hops = w.buffer(), int(w.rng.integers(3, 9))
+    order = [0, 1, 2, *(int(i) for i in w.rng.integers(3, size=hops)), 0]
+    held = [w.buffer(device=w.devices[k]) for k in order]
+    places = [x, *held]
+    programs = [w.compute(streams[k], [(places[i], 0)], (held[i], 0)) for i, k in enumerate(order)]
+    capture = w.capture(*streams)
+    before = streams[0]
+    for k, program in zip(order, programs, strict=True):
+        if streams[k] is not before:
+            w.wait(streams[k], w.record(before))
+        before = streams[k]
+        w.launch(before, program)
+    graph = w.end(capture)
+    for _ in range(3):
+        numbers = wanted = w.numbers()
+        w.put(streams[0], x, numbers)
+        w.replay(streams[0], graph)
+        for _ in order:
+            wanted = w.result(wanted)
+        w.equal(w.get(streams[0], held[-1]), wanted, f"computed by three devices in {order}")

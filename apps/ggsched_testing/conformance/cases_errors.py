@@ -56,22 +56,19 @@ def err1_stream_as_before(w: TestContext) -> None:
 
 @case("ERR-1", "A refusal among commands that are held leaves those alone.", "latch")
 def err1_refusal_among_commands(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     hold = w.hold(q)
     w.upload(q, data, x)
     w.refused(UsageError, w.copy, q, x, 0, y, 1, NBYTES)
     w.copy(q, x, 0, y, 0, NBYTES)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.equal(w.get(q, y), data, "copied after a call that was refused")
 
 
 @case("ERR-1", "A node that cannot be compiled is named, and nothing stays behind.", "launch")
 def err1_compile_names_the_node(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers = w.numbers()
     w.put(q, x, numbers)
     error = w.refused(UsageError, w.compute, q, [(x, NBYTES)], (y, 0))
@@ -85,8 +82,7 @@ def err1_compile_names_the_node(w: TestContext) -> None:
 
 @case("ERR-2", "A failed command poisons its stream; every later call names it.", "fault")
 def err2_poisoned(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     label = make_fail(w, q)
     _names(w, label, lambda: w.sync(q))
     calls: list[Callable[[], Any]] = [
@@ -104,8 +100,7 @@ def err2_poisoned(w: TestContext) -> None:
 
 @case("ERR-2", "A launch on a poisoned stream names the first failure too.", "fault", "launch")
 def err2_launch_on_poisoned(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     program = w.compute(q, [(x, 0)], (y, 0))
     label = make_fail(w, q)
     _names(w, label, lambda: w.sync(q))
@@ -114,8 +109,7 @@ def err2_launch_on_poisoned(w: TestContext) -> None:
 
 @case("ERR-2", "What follows a failed command on its stream comes to an end.", "fault")
 def err2_what_follows_ends(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     label = make_fail(w, q)
     try:
         for _ in range(8):

@@ -31,24 +31,21 @@ def evt1_covers_the_last_command(w: TestContext) -> None:
     event = w.record(q)
     w.still_held(hold, event)
     later = w.record(q)
-    w.still_held(hold, later)
-    hold.release()
+    w.release_held(hold, later)
     w.sync(later)
     w.require(event.is_done, "an event is not done, and one that was recorded later is")
 
 
 @case("EVT-1", "An event covers uploads, copies and downloads before it.", "events")
 def evt1_covers_copies(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     hold = w.hold(q)
     w.upload(q, data, x)
     w.copy(q, x, 0, y, 0, NBYTES)
     seen = w.download(q, y)
     event = w.record(q)
-    w.still_held(hold, event)
-    hold.release()
+    w.release_held(hold, event)
     w.sync(event)
     w.equal(seen, data, "downloaded before the record")
 
@@ -63,16 +60,14 @@ def evt1_covers_launches(w: TestContext) -> None:
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
-    w.still_held(hold, event)
-    hold.release()
+    w.release_held(hold, event)
     w.sync(event)
     w.equal(w.get(reader, y), w.result(numbers), "launched before the record")
 
 
 @case("EVT-1", "An event covers every queue of the device at once.", "events", "launch")
 def evt1_covers_every_queue(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     numbers, data = w.numbers(), w.bytes()
     w.put(q, x, numbers)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -81,8 +76,7 @@ def evt1_covers_every_queue(w: TestContext) -> None:
     w.upload(q, data, z)
     w.launch(q, program)
     first = w.record(q)
-    w.still_held(hold, first)
-    hold.release()
+    w.release_held(hold, first)
     w.sync(first)
     w.equal(seen, numbers, "downloaded before the record")
     w.equal(w.get(q, z), data, "uploaded before the record")
@@ -91,8 +85,7 @@ def evt1_covers_every_queue(w: TestContext) -> None:
 
 @case("EVT-1", "It stands for nothing that comes after the record.", "events", "latch")
 def evt1_covers_nothing_later(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     data = w.bytes()
     w.upload(q, data, x)
     event = w.record(q)
@@ -100,24 +93,21 @@ def evt1_covers_nothing_later(w: TestContext) -> None:
     later = w.download(q, x)
     w.sync(event)
     w.require(event.is_done, "is_done is false after sync of the event")
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.sync(q)
     w.equal(later, data, "downloaded after the record")
 
 
 @case("EVT-1", "Two events of one stream stand for two prefixes.", "events", "latch")
 def evt1_two_prefixes(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     w.upload(q, w.bytes(), x)
     early = w.record(q)
     hold = w.hold(q)
     w.upload(q, w.bytes(), y)
     late = w.record(q)
     w.sync(early)
-    w.still_held(hold, late)
-    hold.release()
+    w.release_held(hold, late)
     w.sync(late)
     w.require(early.is_done and late.is_done, "is_done is false after sync of both events")
 
@@ -134,8 +124,7 @@ def evt1_of_nothing(w: TestContext) -> None:
 
 @case("EVT-3", "A stream refuses to wait for an event that was not recorded.", "events")
 def evt3_wait_before_record(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     event, data = w.event(), w.bytes()
     w.refused(UsageError, w.wait, q, event)
     w.require(not event.is_recorded, "a wait that was refused has recorded the event")
@@ -161,8 +150,7 @@ def evt3_record_twice(w: TestContext) -> None:
     w.upload(q, w.bytes(), w.buffer())
     w.refused(UsageError, w.record, q, event)
     w.sync(event)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.sync(q)
 
 
@@ -182,8 +170,7 @@ def evt3_record_twice_elsewhere(w: TestContext) -> None:
 
 @case("EVT-5", "A done event stays done, whatever is enqueued later.", "events")
 def evt5_stays_done(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     w.upload(q, w.bytes(), x)
     event = w.record(q)
     w.sync(event)
@@ -199,8 +186,7 @@ def evt5_stays_done(w: TestContext) -> None:
 
 @case("EVT-5", "sync of an event makes its prefix visible to the host.", "events")
 def evt5_sync_makes_visible(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     for _ in range(8):
         data = w.bytes()
         w.upload(q, data, x)
@@ -213,8 +199,7 @@ def evt5_sync_makes_visible(w: TestContext) -> None:
 
 @case("EVT-5", "is_done is as good as sync: what it covers is visible.", "events")
 def evt5_done_is_visible(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     data = w.bytes()
     w.upload(q, data, x)
     seen = w.download(q, x)
@@ -225,8 +210,7 @@ def evt5_done_is_visible(w: TestContext) -> None:
 
 @case("EVT-5", "A timeout of an event's sync changes nothing.", "events", "latch")
 def evt5_timeout(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     data = w.bytes()
     hold = w.hold(q)
     w.upload(q, data, x)
@@ -234,8 +218,7 @@ def evt5_timeout(w: TestContext) -> None:
     event = w.record(q)
     for limit in (0.0, 0.002):
         w.refused(SyncTimeout, w.sync, event, limit)
-    w.still_held(hold, event, q)
-    hold.release()
+    w.release_held(hold, event, q)
     w.sync(event)
     w.equal(seen, data, "downloaded across a timeout")
 
@@ -251,8 +234,7 @@ def evt5_closed_before_done(w: TestContext) -> None:
     w.wait(a, event)
     w.close(event)
     seen = w.download(a, x)
-    w.still_held(hold, a)
-    hold.release()
+    w.release_held(hold, a)
     w.sync(a)
     w.equal(seen, data, "downloaded behind an event that was closed")
 

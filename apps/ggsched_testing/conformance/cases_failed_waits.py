@@ -92,8 +92,7 @@ def err2_nothing_behind_its_events(w: TestContext) -> None:
 
 @case("ERR-2", "What follows a failed command writes nothing but its own results.", "fault")
 def err2_what_follows_stays_in_place(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3, 3 * NBYTES)
+    q, (x, y, z) = w.stream(), w.buffers(3, 3 * NBYTES)
     contents = [w.numbers(3 * COUNT) for _ in range(3)]
     for buffer, numbers in zip((x, y, z), contents, strict=True):
         w.put(q, buffer, numbers)

@@ -60,8 +60,7 @@ def fil1_pattern_is_taken(w: TestContext) -> None:
 
 @case("FIL-2", "A fill runs behind the copies before it and ahead of those after it.")
 def fil2_in_order_with_copies(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     old, new = w.bytes(), w.bytes()
     w.upload(q, old, x)
     w.fill(q, x, 0, 64, b"\x5a")
@@ -74,8 +73,7 @@ def fil2_in_order_with_copies(w: TestContext) -> None:
 
 @case("FIL-2", "A fill is ordered with launches as a copy is.", "launch")
 def fil2_in_order_with_launches(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     program = w.compute(q, [(x, 0)], (y, 0))
     numbers = w.numbers()
     zeros = np.zeros_like(numbers)
@@ -100,8 +98,7 @@ def fil2_on_its_own_stream(w: TestContext) -> None:
     w.fill(free, y, 0, NBYTES, b"\x66")
     w.equal(w.get(free, y), _content(b"\x66", NBYTES), "filled while another stream is held")
     w.equal(w.get(free, x), old, "read while the fill of the held stream waits")
-    w.still_held(hold, held)
-    hold.release()
+    w.release_held(hold, held)
     w.equal(w.get(held, x), _content(b"\x77", NBYTES), "after the fill")
 
 
@@ -115,8 +112,7 @@ def fil2_events_cover_it(w: TestContext) -> None:
     event = w.record(a)
     w.wait(b, event)
     w.copy(b, x, 0, y, 0, NBYTES)
-    w.still_held(hold, event, a, b)
-    hold.release()
+    w.release_held(hold, event, a, b)
     w.equal(w.get(b, y), _content(b"\x21\x43", NBYTES), "copied behind a fill of another stream")
 
 

@@ -1,6 +1,6 @@
 """LCH-6: groups of nodes that run as one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
@@ -10,6 +10,7 @@ from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
+from ggsched.ir.tensor import Tensor
 from ggsched_testing.allowance import is_within, rounding_allowances
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import TestContext
@@ -29,6 +30,9 @@ DRAWS: Final = 8
 PATIENCE: Final = 120
 """Draws in a row that come to nothing, after which no more are tried."""
 
+PLACED_DRAWS: Final = 4
+"""Draws for each group in search of one whose result can be in another's place."""
+
 _CHOICES: Final = 96
 
 
@@ -39,9 +43,19 @@ class Chain(NamedTuple):
     group: Group
 
 
-def chains(w: TestContext, draws: int = DRAWS) -> Iterator[Chain]:
-    """Yield groups of every pattern that the device declares, on types that it has."""
+Places = Callable[[Chain], Iterator[dict[int, int]]]
+"""Yields where the result of a group may be: the tensor in whose place, by the result."""
+
+
+def chains(w: TestContext, places: Places | None = None) -> Iterator[Chain]:
+    """Yield groups of every pattern that the device declares, on types that it has.
+
+    Args:
+        w: The world.
+        places: Only groups for whose result this has places.
+    """
     facts, draws = w.device.facts, w.draws(DRAWS, 2)
+    patience = PATIENCE if places is None else draws * PLACED_DRAWS
     weights = [dtype for dtype in FLOAT_DTYPES if dtype.block <= LONGEST_ROW]
     ops = {key.partition(":")[0] for key in facts.ops}
     for pattern in sorted(facts.fusions & PATTERNS.keys()):
@@ -49,12 +63,12 @@ def chains(w: TestContext, draws: int = DRAWS) -> Iterator[Chain]:
             continue
         for dtype in weights if pattern.startswith("mul_mat") else (F32,):
             made = misses = 0
-            while made < draws and misses < PATIENCE:
+            while made < draws and misses < patience:
                 chain = _draw(w, pattern, dtype)
-                if chain is None:
+                if chain is None or (places is not None and not any(places(chain))):
                     misses += 1
                 else:
-                    made, misses = made + 1, 0
+                    made, misses = made + 1, misses if places else 0
                     yield chain
 
 
@@ -111,28 +125,47 @@ def lch6_every_pattern(w: TestContext) -> None:
         _check(w, chain)
 
 
+def _operands(chain: Chain) -> Iterator[dict[int, int]]:
+    """Yield operands in whose place the result may be: the last node alone reads them."""
+    graph, node = chain.drawn.graph, _last(chain)
+    earlier = {graph.tensors[t].storage for n in graph.nodes[:-1] for t in n.tensors}
+    for tid, t in _alike(graph, node):
+        if t.storage not in earlier and node.op in ("add", "mul"):
+            yield {node.output: tid}
+
+
+def _results(chain: Chain) -> Iterator[dict[int, int]]:
+    """Yield results of other nodes in whose place the last one's may be."""
+    graph, node = chain.drawn.graph, _last(chain)
+    made = {n.output for n in graph.nodes[:-1]}
+    for tid, _ in _alike(graph, node):
+        if tid in made:
+            yield {node.output: tid}
+
+
+def _alike(graph: Graph, node: Node) -> Iterator[tuple[int, Tensor]]:
+    """Yield operands that are whole and as long as the result."""
+    result = graph.tensors[node.output]
+    for tid in node.inputs:
+        t = graph.tensors[tid]
+        if t.shape == result.shape and not (t.is_view or result.is_view):
+            yield tid, t
+
+
+def _check_in_place(w: TestContext, places: Places) -> None:
+    for chain in chains(w, places):
+        for over in places(chain):
+            _check(w, chain, over)
+
+
 @case("LCH-6", "A group's result may lie on an operand that its last node alone reads.", "fusions")
 def lch6_result_on_an_operand(w: TestContext) -> None:
-    for chain in chains(w):
-        graph, node = chain.drawn.graph, _last(chain)
-        earlier = {graph.tensors[t].storage for n in graph.nodes[:-1] for t in n.tensors}
-        result = graph.tensors[node.output]
-        for tid in node.inputs:
-            t = graph.tensors[tid]
-            fresh = not t.is_view and t.storage not in earlier and not result.is_view
-            if fresh and t.shape == result.shape and node.op in ("add", "mul"):
-                _check(w, chain, {result.id: t.id})
+    _check_in_place(w, _operands)
 
 
 @case("LCH-6", "A group's result may lie where another node's result would be.", "fusions")
 def lch6_result_on_a_result(w: TestContext) -> None:
-    for chain in chains(w):
-        graph, node = chain.drawn.graph, _last(chain)
-        made = {n.output for n in graph.nodes[:-1]}
-        result = graph.tensors[node.output]
-        for tid in node.inputs:
-            if tid in made and graph.tensors[tid].shape == result.shape and not result.is_view:
-                _check(w, chain, {result.id: tid})
+    _check_in_place(w, _results)
 
 
 @case("LCH-6", "Every pattern that is declared has a meaning.", "fusions")

@@ -15,8 +15,7 @@ from ggsched_testing.conformance.context import NBYTES, TestContext
 
 @case("CPY-4", "The source may be rewritten as soon as sync has returned.")
 def cpy4_source_free_after_sync(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     source = w.bytes()
     for _ in range(8):
         data = w.bytes()
@@ -31,8 +30,7 @@ def cpy4_source_free_after_sync(w: TestContext) -> None:
 
 @case("CPY-4", "The source may be rewritten once an event behind the upload is done.", "events")
 def cpy4_source_free_after_event(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     source = w.bytes()
     for _ in range(8):
         data = w.bytes()
@@ -65,8 +63,7 @@ def cpy4_source_is_kept_alive(w: TestContext) -> None:
 
 @case("CPY-4", "Where uploads are snapshots the source may be rewritten at once.", "snapshots")
 def cpy4_snapshot(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2, 1 << 16)
+    q, (x, y) = w.stream(), w.buffers(2, 1 << 16)
     source = w.bytes(1 << 16)
     first = source.copy()
     hold = w.hold(q)
@@ -83,8 +80,7 @@ def cpy4_snapshot(w: TestContext) -> None:
 
 @case("CPY-4", "The library releases the source when the upload is complete.")
 def cpy4_source_is_released(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     data = w.bytes()
     w.upload(q, data, x)
     w.sync(q)
@@ -98,8 +94,7 @@ def cpy4_source_is_released(w: TestContext) -> None:
 
 @case("CPY-4", "A source may be read-only, unaligned, and anywhere in its array.")
 def cpy4_any_source(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     source = w.bytes(2 * NBYTES)
     source.flags.writeable = False
     for start, n in ((0, NBYTES), (1, 255), (3, 5), (17, 64)):
@@ -110,8 +105,7 @@ def cpy4_any_source(w: TestContext) -> None:
 
 @case("CPY-4", "Host memory that is not a contiguous view of bytes is refused.")
 def cpy4_what_is_no_host_memory(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     wrong: list[object] = [
         np.zeros(4, np.float32),
         np.zeros(4, np.float32).data,
@@ -128,8 +122,7 @@ def cpy4_what_is_no_host_memory(w: TestContext) -> None:
 
 @case("CPY-5", "A download that is held writes nothing.", "latch")
 def cpy5_not_before_its_turn(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     w.put(q, x, w.bytes())
     data = w.bytes()
     hold = w.hold(q)
@@ -145,8 +138,7 @@ def cpy5_not_before_its_turn(w: TestContext) -> None:
 
 @case("CPY-5", "After sync the target is the host's: nothing is written to it any more.")
 def cpy5_not_after_sync(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     for _ in range(8):
         w.put(q, x, w.bytes())
         seen = w.download(q, x)
@@ -177,8 +169,7 @@ def cpy5_target_is_kept_alive(w: TestContext) -> None:
 
 @case("CPY-5", "A read-only target is refused, and what is not a contiguous view of bytes.")
 def cpy5_what_is_no_target(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer(16)
+    q, x = w.stream(), w.buffer(16)
     wrong: list[object] = [
         memoryview(bytes(16)),
         np.zeros(4, np.float32).data,
@@ -192,8 +183,7 @@ def cpy5_what_is_no_target(w: TestContext) -> None:
 
 @case("CPY-5", "Memory from allocate_host serves both ways.")
 def cpy5_pinned_memory(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     for n in (0, 1, NBYTES):
         w.log(f"host memory = {w.name(w.device)}.allocate_host({n})")
         memory = w.device.allocate_host(n)

@@ -22,8 +22,7 @@ from ggsched_testing.generators.values import DrawnGraph, values_for
 
 @case("LCH-1", "A launch writes its result and not a byte beside it.", "launch")
 def lch1_nothing_beside_the_result(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers, around = w.numbers(), w.bytes()
     w.put(q, x, numbers)
     for offset, count in ((0, 1), (4, 3), (64, 17), (128, 32)):
@@ -37,8 +36,7 @@ def lch1_nothing_beside_the_result(w: TestContext) -> None:
 
 @case("LCH-1", "A strided result leaves what lies between its rows alone.", "launch")
 def lch1_strided_result(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers, around = w.numbers(16), w.bytes()
     w.put(q, x, numbers)
     w.put(q, y, around)
@@ -73,8 +71,7 @@ def lch1_every_op(w: TestContext) -> None:
 
 @case("LCH-1", "Each launch has the operands that it was compiled with.", "launch")
 def lch1_own_operands(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     numbers = w.numbers()
     w.put(q, x, numbers)
     outs = w.buffers(4, 16)
@@ -90,8 +87,7 @@ def lch1_own_operands(w: TestContext) -> None:
 
 @case("LCH-1", "A program can be launched often, and sees what its inputs hold by then.", "launch")
 def lch1_launched_often(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     program = w.compute(q, [(x, 0)], (y, 0))
     for _ in range(4):
         numbers = w.numbers()
@@ -103,8 +99,7 @@ def lch1_launched_often(w: TestContext) -> None:
 
 @case("LCH-1", "A program may be closed as soon as its launch is enqueued.", "launch")
 def lch1_program_closed_early(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     numbers = w.numbers()
     w.put(q, x, numbers)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -132,8 +127,7 @@ def lch1_no_nodes(w: TestContext) -> None:
 
 @case("LCH-2", "Inputs keep their bytes.", "launch")
 def lch2_inputs_stay(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     a, b = w.numbers(), w.numbers()
     w.put(q, x, a)
     w.put(q, y, b)
@@ -165,8 +159,7 @@ def lch2_every_op(w: TestContext) -> None:
 def lch2_in_place(w: TestContext) -> None:
     if not OPS[w.exact.name].may_overwrite:
         return
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     numbers = w.numbers()
     w.put(q, x, numbers)
     program = w.compute(q, [(x, 0)], (x, 0))
@@ -256,8 +249,7 @@ def lch5_scratch_is_apart(w: TestContext) -> None:
 
 @case("LCH-5", "Programs of one stream do not disturb each other.", "launch")
 def lch5_programs_of_one_stream(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     numbers = w.numbers()
     w.put(q, x, numbers)
     one = w.compute(q, [(x, 0)], (y, 0))

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ggsched.backend.capture import offers_capture
 from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import UsageError
 from ggsched_testing.conformance.call_trace import Bytes
@@ -221,8 +222,7 @@ def err3_closed_while_others_wait(w: TestContext) -> None:
     w.still_held(hold, b, event)
     w.wait(c, event)
     w.copy(c, x, 0, z, 0, NBYTES)
-    w.still_held(hold, c)
-    hold.release()
+    w.release_held(hold, c)
     closing.finish()
     for q, buffer in ((b, y), (c, z)):
         w.sync(q)
@@ -279,7 +279,7 @@ def err3_closed_device_is_thorough(w: TestContext) -> None:
     device: Any = w.device
     q, x = w.stream(), w.buffer()
     w.put(q, x, w.bytes())
-    host, captures = device.facts.is_host, hasattr(device, "begin_capture")
+    host, captures = device.facts.is_host, offers_capture(device)
     program = w.compile([], q)
     w.close(device)
     if host:

@@ -70,8 +70,7 @@ def col2_behind_an_event(w: TestContext) -> None:
     event = w.record(theirs)
     w.wait(q, event)
     w.launch(q, program)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.equal(w.get(q, y), w.result(numbers), "behind the event of the other device")
 
 
@@ -84,8 +83,7 @@ def col2_behind_own_work(w: TestContext) -> None:
     w.launch(q, program)
     numbers = w.numbers()
     w.put(theirs, x, numbers)
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.equal(w.get(q, y), w.result(numbers), "written while the launch was held")
 
 
@@ -130,8 +128,7 @@ def col3_free_behind_an_event(w: TestContext) -> None:
     event = w.record(q)
     w.wait(theirs, event)
     w.upload(theirs, w.numbers(), x)
-    w.still_held(hold, q, theirs)
-    hold.release()
+    w.release_held(hold, q, theirs)
     w.sync(theirs)
     w.equal(w.get(q, y), w.result(numbers), "read before the other device wrote again")
 
@@ -162,8 +159,7 @@ def col3_event_covers_the_launch(w: TestContext) -> None:
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
-    w.still_held(hold, q, event)
-    hold.release()
+    w.release_held(hold, q, event)
     w.sync(event)
     w.put(theirs, x, w.numbers())
     w.equal(w.get(q, y), w.result(numbers), "overwritten when the event was done")
@@ -216,8 +212,7 @@ def col4_replay_keeps_its_place(w: TestContext) -> None:
     w.replay(a, graph)
     seen = w.download(a, z)
     event = w.record(a)
-    w.still_held(hold, a, event)
-    hold.release()
+    w.release_held(hold, a, event)
     w.sync(event)
     wanted = w.result(w.result(w.result(numbers)))
     w.equal(seen, wanted, "downloaded behind a replay on two devices")

@@ -384,7 +384,6 @@ def evt5_closed_while_others_wait(w: TestContext) -> None:
     w.wait(b, event)
     w.copy(b, x, 0, y, 0, NBYTES)
     w.close(event)
-    w.still_held(hold, b)
-    hold.release()
+    w.release_held(hold, b)
     w.sync(b)
     w.equal(w.get(b, y), data, "copied behind an event that was closed")

@@ -307,7 +307,7 @@ def lch7_large_constants(w: TestContext) -> None:
       "fusions")  # fmt: skip
 def lch7_group_constants(w: TestContext) -> None:
     seen: set[str] = set()
-    for chain in chains(w, 1):
+    for chain in chains(w):
         roots = list(chain.drawn.graph.roots(Role.WEIGHT))
         if chain.group.pattern in seen or not any(t.dtype is F32 for t in roots):
             continue

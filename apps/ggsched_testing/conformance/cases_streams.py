@@ -1,6 +1,5 @@
 """STR: streams."""
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -9,14 +8,14 @@ from ggsched.backend.protocols import Stream
 from ggsched.errors import SyncTimeout
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
+from ggsched_testing.conformance.crew import Crew
 
 # --- STR-1 ------------------------------------------------------------------------------------
 
 
 @case("STR-1", "Uploads, copies and downloads of a stream take effect in their order.")
 def str1_copies_in_order(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     first, second = w.bytes(), w.bytes()
     hold = w.hold(q)
     w.upload(q, first, x)
@@ -48,8 +47,7 @@ def str1_long_before_short(w: TestContext) -> None:
 
 @case("STR-1", "Launches of a stream run in their order.", "launch")
 def str1_launches_in_order(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     numbers = w.numbers()
     w.put(q, x, numbers)
     first, second = w.compute(q, [(x, 0)], (y, 0)), w.compute(q, [(y, 0)], (z, 0))
@@ -66,8 +64,7 @@ def str1_launches_in_order(w: TestContext) -> None:
 
 @case("STR-1", "Copies and launches are in order by what copy_order declares.", "launch")
 def str1_copies_and_launches(w: TestContext) -> None:
-    q = w.stream()
-    x, y, z = w.buffers(3)
+    q, (x, y, z) = w.stream(), w.buffers(3)
     program = w.compute(q, [(x, 0)], (y, 0))
     for _ in range(3):
         numbers = w.numbers()
@@ -83,8 +80,7 @@ def str1_copies_and_launches(w: TestContext) -> None:
 
 @case("STR-1", "A copy after a launch does not overwrite what the launch reads.", "launch")
 def str1_copy_after_reading_launch(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers = w.numbers()
     w.put(q, x, numbers)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -99,8 +95,7 @@ def str1_copy_after_reading_launch(w: TestContext) -> None:
 
 @case("STR-2", "A stream that is held takes commands without blocking.", "async", "hold")
 def str2_held_stream_takes_commands(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     hold = w.hold(q)
     for _ in range(16):
@@ -114,8 +109,7 @@ def str2_held_stream_takes_commands(w: TestContext) -> None:
 
 @case("STR-2", "A held stream takes launches without blocking.", "async", "hold", "launch")
 def str2_held_stream_takes_launches(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers = w.numbers()
     w.put(q, x, numbers)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -142,8 +136,7 @@ def str2_wait_does_not_block(w: TestContext) -> None:
 
 @case("STR-2", "Any number of commands can be enqueued before anybody waits.")
 def str2_many_commands(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.bytes())
     data = w.bytes(16)
     for i in range(1000):
@@ -161,8 +154,7 @@ def str2_many_commands(w: TestContext) -> None:
 
 @case("STR-3", "Copies run without another call; asking is_done is enough to see the end.")
 def str3_copies_run_by_themselves(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     w.upload(q, data, x)
     w.copy(q, x, 0, y, 0, NBYTES)
@@ -173,8 +165,7 @@ def str3_copies_run_by_themselves(w: TestContext) -> None:
 
 @case("STR-3", "Launches run without another call.", "launch")
 def str3_launches_run_by_themselves(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     numbers = w.numbers()
     w.put(q, x, numbers)
     w.launch(q, w.compute(q, [(x, 0)], (y, 0)))
@@ -210,8 +201,7 @@ def str4_held_stream_holds_no_other(w: TestContext) -> None:
     w.upload(free, data, y)
     w.copy(free, y, 0, z, 0, NBYTES)
     w.equal(w.get(free, z), data, "copied on the free stream")
-    w.still_held(hold, held)
-    hold.release()
+    w.release_held(hold, held)
     w.equal(w.get(held, x), late, "uploaded on the stream that was held")
 
 
@@ -226,8 +216,7 @@ def str4_held_launch_holds_no_other(w: TestContext) -> None:
     w.launch(held, slow)
     w.launch(free, quick)
     w.equal(w.get(free, z), w.result(numbers), "launched on the free stream")
-    w.still_held(hold, held)
-    hold.release()
+    w.release_held(hold, held)
     w.equal(w.get(held, y), w.result(numbers), "launched on the stream that was held")
 
 
@@ -248,8 +237,7 @@ def str4_sync_waits_for_its_own(w: TestContext) -> None:
 
 @case("STR-5", "After sync everything is complete, visible to the host, and is_done is true.")
 def str5_sync_completes(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     for n in (1, 64, NBYTES):
         data = w.bytes(n)
         w.upload(q, data, x)
@@ -271,8 +259,7 @@ def str5_sync_of_nothing(w: TestContext) -> None:
 
 @case("STR-5", "A timeout raises SyncTimeout and leaves the stream usable.", "latch")
 def str5_timeout_leaves_the_stream_usable(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     data, more = w.bytes(), w.bytes(16)
     hold = w.hold(q)
     w.upload(q, data, x)
@@ -321,8 +308,7 @@ def str6_is_done_does_not_block(w: TestContext) -> None:
     w.require(q.is_done, "a stream without commands is not done")
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
-    w.still_held(hold, q)
-    hold.release()
+    w.release_held(hold, q)
     w.sync(q)
     w.require(q.is_done, "is_done is false after sync")
 
@@ -333,8 +319,7 @@ def str6_event_is_done_does_not_block(w: TestContext) -> None:
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
     event = w.record(q)
-    w.still_held(hold, event)
-    hold.release()
+    w.release_held(hold, event)
     w.sync(event)
     w.require(event.is_done, "is_done is false after sync")
 
@@ -342,26 +327,9 @@ def str6_event_is_done_does_not_block(w: TestContext) -> None:
 @case("STR-6", "Different streams may be used by different threads.", "two streams")
 def str6_streams_of_two_threads(w: TestContext) -> None:
     results: list[np.ndarray] = []
-    errors: list[BaseException] = []
     jobs = [_job(w, w.stream(), results) for _ in range(2)]
-    start = threading.Barrier(len(jobs))
-
-    def work(job: Callable[[], None]) -> None:
-        try:
-            start.wait(w.timeout_s)
-            job()
-        except BaseException as error:
-            errors.append(error)
-
     w.log("two threads: upload, copy, download and sync, 20 times, on a stream each")
-    threads = [threading.Thread(target=work, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(w.harness.case_timeout_s)
-        w.require(not thread.is_alive(), "a thread does not come to an end")
-    if errors:
-        raise errors[0]
+    Crew(w, jobs).join()
     for seen, expected in zip(results[::2], results[1::2], strict=True):
         w.equal(seen, expected, "downloaded by one of two threads")
 

@@ -1,10 +1,12 @@
 """STR-6: a device that many threads use at a time."""
 
-import threading
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import TestContext
+from ggsched_testing.conformance.crew import Crew
 from ggsched_testing.conformance.exact import exact_op
 from ggsched_testing.conformance.long_work import exact_node
 
@@ -15,30 +17,14 @@ ROUNDS = 6
 @case("STR-6", "Many threads make streams, buffers, events and programs at a time.", "two streams")
 def str6_device_of_many_threads(w: TestContext) -> None:
     count = min(THREADS, w.device.facts.max_streams)
-    start = threading.Barrier(count)
-    errors: list[BaseException] = []
     numbers = [[w.numbers(8) for _ in range(ROUNDS)] for _ in range(count)]
-
-    def work(mine: int) -> None:
-        try:
-            start.wait(w.timeout_s)
-            for data in numbers[mine]:
-                _round(w, data)
-        except BaseException as error:
-            errors.append(error)
-
     w.log(f"{count} threads, each: a stream, buffers, an event, a program, a launch, a download")
-    threads = [
-        threading.Thread(target=work, args=(i,), name=f"conformance thread {i}", daemon=True)
-        for i in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * w.timeout_s)
-        w.require(not thread.is_alive(), "a thread hangs")
-    if errors:
-        raise errors[0]
+    Crew(w, [partial(_rounds, w, mine) for mine in numbers]).join()
+
+
+def _rounds(w: TestContext, numbers: Sequence[Any]) -> None:
+    for data in numbers:
+        _round(w, data)
 
 
 def _round(w: TestContext, data: Any) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ggsched.backend.plugins import member_flaws
 from ggsched.backend.probe import checked_facts, probe
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer, Device, Event, Stream
@@ -35,7 +36,8 @@ def tru1_protocols(w: TestContext) -> None:
     if w.device.facts.has_events:
         made.append((w.event(), Event))
     for thing, kind in made:
-        w.require(isinstance(thing, kind), f"{w.name(thing)} is not a {kind.__name__}")
+        flaws = member_flaws(thing, kind, w.harness.contract)
+        w.require(not flaws, f"{w.name(thing)} is not a {kind.__name__}: it {flaws}")
         if kind is not Device:
             w.require(thing.device is w.device, f"the device of {w.name(thing)} is another object")
 

@@ -33,8 +33,7 @@ def _after_wait(
     event = w.record(a)
     w.wait(b, event)
     after(b, y, z)
-    w.still_held(hold, b, event)
-    hold.release()
+    w.release_held(hold, b, event)
     w.sync(b)
     w.equal(w.get(b, z), expected, "made behind the wait")
 
@@ -80,8 +79,7 @@ def evt2_covers_launches(w: TestContext) -> None:
     w.launch(a, program)
     w.wait(b, w.record(a))
     w.copy(b, y, 0, z, 0, NBYTES)
-    w.still_held(hold, b)
-    hold.release()
+    w.release_held(hold, b)
     w.sync(b)
     w.equal(w.get(b, z), w.result(numbers), "copied behind a launch")
 
@@ -97,8 +95,7 @@ def evt2_holds_launches(w: TestContext) -> None:
     w.upload(a, numbers, x)
     w.wait(b, w.record(a))
     w.launch(b, program)
-    w.still_held(hold, b)
-    hold.release()
+    w.release_held(hold, b)
     w.equal(w.get(b, y), w.result(numbers), "launched behind an upload")
 
 
@@ -112,8 +109,7 @@ def evt2_holds_uploads(w: TestContext) -> None:
     seen = w.download(a, x)
     w.wait(b, w.record(a))
     w.upload(b, new, x)
-    w.still_held(hold, b)
-    hold.release()
+    w.release_held(hold, b)
     w.sync(b)
     w.sync(a)
     w.equal(seen, old, "downloaded before the upload that waits")
@@ -130,8 +126,7 @@ def evt2_holds_downloads(w: TestContext) -> None:
     w.upload(a, data, x)
     w.wait(b, w.record(a))
     seen = w.download(b, x)
-    w.still_held(hold, b)
-    hold.release()
+    w.release_held(hold, b)
     w.sync(b)
     w.equal(seen, data, "downloaded behind the wait")
 
@@ -147,8 +142,7 @@ def evt2_passes_on(w: TestContext) -> None:
     w.wait(b, w.record(a))
     w.wait(c, w.record(b))
     seen = w.download(c, x)
-    w.still_held(hold, b, c)
-    hold.release()
+    w.release_held(hold, b, c)
     w.sync(c)
     w.equal(seen, data, "downloaded behind two waits")
 
@@ -166,8 +160,7 @@ def evt2_several_events(w: TestContext) -> None:
         w.wait(c, event)
     seen = w.download(c, x)
     also = w.download(c, y)
-    w.still_held(hold, c)
-    hold.release()
+    w.release_held(hold, c)
     w.sync(c)
     w.equal(seen, first, "downloaded behind the first of two events")
     w.equal(also, second, "downloaded behind the second of two events")
@@ -185,8 +178,7 @@ def evt2_several_waiters(w: TestContext) -> None:
     w.wait(b, event)
     w.wait(c, event)
     seen = [w.download(b, x), w.download(c, x)]
-    w.still_held(hold, b, c)
-    hold.release()
+    w.release_held(hold, b, c)
     for q, target in zip((b, c), seen, strict=True):
         w.sync(q)
         w.equal(target, data, "downloaded by one of two that wait")
@@ -206,8 +198,7 @@ def evt2_holds_nothing_earlier(w: TestContext) -> None:
     w.wait(b, event)
     w.sync(early)
     w.equal(seen, data, "downloaded before the wait")
-    w.still_held(hold, event)
-    hold.release()
+    w.release_held(hold, event)
     w.sync(b)
 
 
@@ -225,8 +216,7 @@ def evt2_done_event(w: TestContext) -> None:
 
 @case("EVT-2", "A stream may wait for its own event; it puts every queue in order.", "events")
 def evt2_own_event(w: TestContext) -> None:
-    q = w.stream()
-    x, y = w.buffers(2)
+    q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     hold = w.hold(q)
     w.upload(q, data, x)
@@ -251,8 +241,7 @@ def evt4_other_device(w: TestContext) -> None:
     w.wait(b, w.record(a))
     # A device that takes snapshots would read the host memory at once.
     w.upload(b, data if w.device.facts.snapshots_uploads else through, mine)
-    w.still_held(hold, b)
-    hold.release()
+    w.release_held(hold, b)
     w.sync(b)
     w.equal(w.get(b, mine), data, "uploaded behind the other device's download")
 
@@ -270,8 +259,7 @@ def evt4_other_device_refused(w: TestContext) -> None:
 
 @case("EVT-4", "An event of another backend holds the stream.", "foreign wait")
 def evt4_other_backend(w: TestContext) -> None:
-    q = w.stream()
-    x = w.buffer()
+    q, x = w.stream(), w.buffer()
     data = w.bytes()
     w.put(q, x, w.bytes())
     event = _held_event(w)

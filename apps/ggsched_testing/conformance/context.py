@@ -284,6 +284,11 @@ class TestContext:
         if hold.is_real:
             self.not_done(*things)
 
+    def release_held(self, hold: Hold, *things: Stream | Event) -> None:
+        """Insist that things are held, and let them go."""
+        self.still_held(hold, *things)
+        hold.release()
+
     def not_done(self, *things: Stream | Event) -> None:
         """Insist that things are not done, now and for the moment."""
         deadline = monotonic() + self.harness.grace_s

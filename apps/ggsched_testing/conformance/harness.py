@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from ggsched.backend.plugins import REPORT, EntryPointLike, Plugin, find_plugins
-from ggsched.backend.protocols import Backend, Device, Stream
+from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device, Stream, Version
 from ggsched.backend.registry import open_devices
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory, UsageError
 from ggsched_testing.conformance.latch import Latch, can_wait_for_host_events, hold_by_event
@@ -73,6 +73,8 @@ class Harness:
             depend on it; a broken one needs a moment to show itself.
         repeats: How often each case runs, with seeds that follow each other.
         far_offsets: Whether buffers of gigabytes may be made, of which some bytes are used.
+        contract: Version of the contract that the backend was written against; later cases are
+            skipped. An installed backend's own unless given.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Harness:
     grace_s: float = 0.01
     repeats: int = 1
     far_offsets: bool = True
+    contract: Version = CONTRACT_VERSION
 
     @classmethod
     def named(
@@ -131,8 +134,10 @@ class Harness:
                         raise
                     specs.pop()  # cases that need a second device are skipped without it
 
-        plain = cls(f"{name}:{first}", open_named)
-        return adapted(plain, _own(next(p for p in plugins if p.name == name)))
+        plugin = next(p for p in plugins if p.name == name)
+        backend = _loaded(plugin)
+        plain = cls(f"{name}:{first}", open_named, contract=backend.contract_version)
+        return adapted(plain, _own(plugin, backend))
 
     def hold(self, stream: Stream) -> Latch | None:
         """Hold a stream, or return None if there is no way."""
@@ -174,8 +179,8 @@ def _waiver(given: Any) -> Waiver:
         ) from error
 
 
-def _own(plugin: Plugin) -> Any:
-    """Return what a plug-in has under ``conformance_harness``, or None."""
+def _loaded(plugin: Plugin) -> Backend:
+    """Return the backend of a plug-in, unless opening it takes too long."""
     name = plugin.name
     loaded: list[Backend] = []
     try:
@@ -184,7 +189,12 @@ def _own(plugin: Plugin) -> Any:
         raise BackendBroken(f"opening it hangs: {hung}", where=name, hint=REPORT) from hung
     if error is not None:
         raise error
-    own = getattr(loaded[0], ATTRIBUTE, None)
+    return loaded[0]
+
+
+def _own(plugin: Plugin, backend: Backend) -> Any:
+    """Return what a plug-in has under ``conformance_harness``, or None."""
+    own = getattr(backend, ATTRIBUTE, None)
     if own is not None:
         return own
     opener = plugin.entry_point.load()

@@ -1,7 +1,7 @@
 """What cases need of a device. A case whose need is not met is skipped, with the reason."""
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ggsched.backend.capture import offers_capture, offers_update
@@ -14,6 +14,8 @@ from ggsched_testing.conformance.rules import BrokenRule
 
 LITTLE: Final = 1 << 26
 """Bytes of memory up to which a case allocates all of it."""
+
+THREE: Final = 3
 
 Need = Callable[[TestContext], str]
 """Returns why a need is not met, or an empty text."""
@@ -56,6 +58,13 @@ def _reads_peers(w: TestContext) -> str:
         return _pair(w)
     able = reads_peer(w.device.facts, w.other.facts)
     return "" if able else "it does not read buffers of a second one"
+
+
+def _third_peer(w: TestContext) -> str:
+    if len(w.devices) < THREE:
+        return "there is no third device"
+    able = all(reads_peer(a.facts, b.facts) for a in w.devices for b in w.devices if a is not b)
+    return "" if able else "three devices do not read each other's buffers"
 
 
 def _no_peer(w: TestContext) -> str:
@@ -164,6 +173,14 @@ def _offers(kind: str, *names: str) -> Need:
     return need
 
 
+def devices_for(needs: Iterable[str]) -> int:
+    """Return how many devices needs take."""
+    names = tuple(needs)
+    if any(n.startswith("third") for n in names):
+        return THREE
+    return 2 if any(n.startswith(("pair", "peer", "no peer")) for n in names) else 1
+
+
 NEEDS: Final[Mapping[str, Need]] = {
     **_declared(),
     "two streams": _streams(2),
@@ -172,6 +189,7 @@ NEEDS: Final[Mapping[str, Need]] = {
     "peer copy": _peer,
     "no peer copy": _no_peer,
     "peer reads": _reads_peers,
+    "third peer": _third_peer,
     "peer wait": _peer_wait,
     "no peer wait": _no_peer_wait,
     "foreign wait": _foreign_wait,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from ggsched.backend.protocols import Version
+
 
 class BrokenRule(AssertionError):
     """What a device did is not what the rule says."""
@@ -62,3 +64,11 @@ RULES: Final[Mapping[str, str]] = {
     "ALL-1": "any program without a race leaves the bytes of its sequential execution",
 }
 """In the order of the page."""
+
+RULES_SINCE: Final[Mapping[str, Version]] = {
+    **dict.fromkeys(("FIL-1", "FIL-2", "FIL-3"), (1, 1)),
+    **dict.fromkeys(("BUF-5", "BUF-6"), (1, 2)),
+    **dict.fromkeys(("COL-1", "COL-2", "COL-3", "COL-4"), (1, 3)),
+    "LCH-8": (1, 4),
+}
+"""Version of the contract that has a rule, where it is not the first one."""

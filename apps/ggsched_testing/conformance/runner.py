@@ -13,7 +13,7 @@ from ggsched_testing.conformance.case import Case
 from ggsched_testing.conformance.cases_user_op import user_op_cases
 from ggsched_testing.conformance.context import MAX_EXAMPLES, TestContext
 from ggsched_testing.conformance.harness import Harness, Waiver
-from ggsched_testing.conformance.needs import need
+from ggsched_testing.conformance.needs import devices_for, need
 from ggsched_testing.conformance.report import DEVICE_LOST, CaseResult, ConformanceReport
 from ggsched_testing.conformance.rules import BrokenRule
 from ggsched_testing.conformance.suite import all_cases, matches, select
@@ -99,7 +99,7 @@ class ConformanceRunner:
     def run(self, case: Case) -> CaseResult:
         """Run a case, as often as the harness requests, with its waiver taken into account."""
         waiver = next((w for w in self.harness.waivers if matches(case, w.match)), None)
-        reason = next((r for r in map(self.lacks, case.needs) if r), "")
+        reason = self._since(case) or next((r for r in map(self.lacks, case.needs) if r), "")
         if reason:
             return CaseResult(case, "skip", reason, seed=self.seed)
         if waiver is not None and waiver.kind == "unsupported":
@@ -112,6 +112,12 @@ class ConformanceRunner:
             return replace(result, verdict="xfail", reason=f"{waiver.reason} ({result.reason})")
         return result
 
+    def _since(self, case: Case) -> str:
+        """Return why the backend's contract does not have a case, or an empty text."""
+        own, since = (".".join(map(str, v)) for v in (self.harness.contract, case.since))
+        is_asked = case.since <= self.harness.contract
+        return "" if is_asked else f"it declares contract {own}, and this is of {since}"
+
     def lacks(self, name: str) -> str:
         """Return why a need is not met, or an empty text; devices are queried once."""
         if name not in self._lacking:
@@ -119,7 +125,7 @@ class ConformanceRunner:
             answer: list[str] = []
 
             def ask() -> None:
-                world.append(self._world("needs", self.seed, 2))
+                world.append(self._world("needs", self.seed, max(2, devices_for([name]))))
                 try:
                     answer.append(need(name)(world[0]))
                 finally:
@@ -133,7 +139,7 @@ class ConformanceRunner:
             if isinstance(error, DeviceLost):
                 return ""  # the case says so
             if error is not None:
-                if not world or isinstance(error, UsageError):
+                if not world:
                     raise error
                 answer = [f"finding out whether there is {name!r} failed: {error}"]
             self._lacking[name] = answer[0]
@@ -157,7 +163,7 @@ class ConformanceRunner:
         )
 
     def _once(self, case: Case, seed: int) -> CaseResult:
-        count = 2 if any(n.startswith(("pair", "peer", "no peer")) for n in case.needs) else 1
+        count = devices_for(case.needs)
         worlds: list[TestContext] = []
         can_hold = "hold" in case.needs or not self.lacks("latch")
 

@@ -42,7 +42,8 @@ class SimProgram:
             else NodeWork(some[0], is_deterministic=exact)
             for some in groups_of(nodes)
         ]
-        self.early = [o for work in self._work for o in work.read if o.is_constant]
+        read = [o for work in self._work for o in work.read if o.is_constant]
+        self.early = [o for o in read if o.buffer.device is device]  # not a peer's (COL-2)
         self.buffers = list(dict.fromkeys(b for work in self._work for b in work.buffers))
 
     def steps(self, ahead: Ahead) -> list[Step]:

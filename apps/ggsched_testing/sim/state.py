@@ -6,6 +6,7 @@ from typing import Final, Literal, Protocol
 
 from ggsched.backend.progress import Fault
 from ggsched.backend.protocols import Device, Event, HostMemory
+from ggsched.backend.timeouts import check_timeout
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.topology.caps import DeviceFacts
 from ggsched_testing.schedule_policy import RandomPolicy, SchedulePolicy
@@ -97,6 +98,7 @@ class WorldState(Engine):
         Raises:
             SyncTimeout: some of them will not end.
         """
+        check_timeout(timeout_s, where)
         if timeout_s > 0:
             left = self.wait_for(tasks)
         else:

@@ -15,4 +15,4 @@ def open_backend() -> Backend:
     require_torch()
     from ggsched_torch.device import MAX_DEVICES, TorchDevice
 
-    return BaseBackend("torch", TorchDevice, limit=MAX_DEVICES)
+    return BaseBackend("torch", TorchDevice, limit=MAX_DEVICES, contract_version=(1, 5))

@@ -11,7 +11,7 @@ from ggsched.backend.checks import closed_error, unrecorded_error
 from ggsched.backend.protocols import Device
 from ggsched.backend.queued.error_state import PendingStatus, first_fault, reraise_copy
 from ggsched.backend.queued.polling import Polling
-from ggsched.backend.timeouts import late_error
+from ggsched.backend.timeouts import check_timeout, late_error
 from ggsched.errors import DeviceFault
 
 
@@ -187,7 +187,9 @@ class PointEvent(Generic[P]):
 
     def sync(self, timeout_s: float) -> None:
         """Block until done (EVT-5); raises if it was not recorded (EVT-3) or failed (EVT-6)."""
-        self.point.require(timeout_s)
+        point = self.point
+        check_timeout(timeout_s, self.device.facts.name)
+        point.require(timeout_s)
 
     def close(self) -> None:
         """Release it; legal twice and before it is done (ERR-3)."""

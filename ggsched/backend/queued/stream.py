@@ -6,6 +6,7 @@ from ggsched.backend import checks
 from ggsched.backend.base_buffer import own_buffer, writable_memory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program
 from ggsched.backend.queued.command_queue import CommandQueue, CommandSink
+from ggsched.backend.timeouts import check_timeout
 from ggsched.backend.timing import Latest
 
 Q = TypeVar("Q", bound=CommandQueue[Any])
@@ -128,6 +129,7 @@ class QueuedStream(Generic[Q]):
         """Block until everything enqueued is complete (STR-5)."""
         self._require_usable()
         self.sink.require_eager("sync")
+        check_timeout(timeout_s, self.name)
         left_s = self.backlog.drain(self.queue.polling, timeout_s)
         self.faults.require_none()
         self.queue.complete(left_s)
