@@ -70,7 +70,7 @@ def test_prefill(folder, name):
     wanted = recorded_of(name)
     model = model_of(folder, name)
     assert_close(name, Runner(model, n_ctx=N_CTX).feed(wanted["tokens_1"]), wanted["logits_1"])
-    for batch in (33, 5):
+    for batch in (33, 5) if name in F32 else (5,):
         found = Runner(model, n_ctx=N_CTX).feed_all(wanted["tokens_33"], batch)
         assert_close(name, found, wanted["logits_33"])
 
