@@ -10,4 +10,11 @@ NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 def some(few, cases):
     """Return parameters: the first ones, and the others as slow tests."""
-    return [pytest.param(c, marks=() if i < few else pytest.mark.slow) for i, c in enumerate(cases)]
+    return some_of(few, [(case,) for case in cases])
+
+
+def some_of(few, cases):
+    """Return the same of tuples of parameters."""
+    return [
+        pytest.param(*c, marks=() if i < few else pytest.mark.slow) for i, c in enumerate(cases)
+    ]
