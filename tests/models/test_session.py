@@ -203,7 +203,8 @@ def test_logits_on_two_cpus(name, ubatch, models, devices):
         if name in MIXTURES
         else rules(r"blk\.[02]\.v_cache=cpu:1", r"blk\.1\.k_cache=cpu:0", r"blk\.[02]\.=cpu:0")
     )
-    plan = compare(name, models, devices, CPUS, offload, ubatch)
+    pipelining = "auto" if ubatch == 3 and name.endswith("f32") else "off"
+    plan = compare(name, models, devices, CPUS, offload, ubatch, pipelining)
     assert len(plan.splits.splits) > 3
     assert {c.device for c in plan.placement.choices} == {0, 1}
 
