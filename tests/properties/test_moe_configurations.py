@@ -1,6 +1,6 @@
 """Whatever is asked of a model with experts on any devices, its logits are those of one device.
 
-40 configurations by default, 500 with the nightly profile.
+10 configurations by default, 500 with the nightly profile.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ MODELS = {
     "addition": ROOT / "ggsched/data/addition-moe.gguf",
 }
 NIGHTLY = 2000
-EXAMPLES = 500 if settings().max_examples >= NIGHTLY else 40
+EXAMPLES = 500 if settings().max_examples >= NIGHTLY else 10
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 N_CTX = 24
 DECODED = 2
