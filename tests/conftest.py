@@ -41,10 +41,12 @@ COLLECTIONS = pytest.StashKey[int]()
 """How many full garbage collections there were when live objects were last excluded."""
 
 # A deadline would measure the machine's load; the timeout of pytest-timeout catches a hang.
-settings.register_profile("dev", max_examples=60, deadline=None)
+EXAMPLES = 25
+"""Of each property, where its test asks for no other number; `make test-long` tries 2,000."""
+settings.register_profile("dev", max_examples=EXAMPLES, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=60,
+    max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
     print_blob=True,

@@ -1,5 +1,6 @@
 """The backend ``opencl`` keeps the contract on every platform that there is."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ from ggsched_testing.conformance.latch import hold_by_event
 
 pytestmark = pytest.mark.opencl
 
-EXAMPLES = 25
+EXAMPLES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 10
+"""Nearly each has a program of its own, which takes a quarter of a second to compile."""
 
 
 @pytest.fixture(scope="module")

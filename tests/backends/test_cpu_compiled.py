@@ -22,7 +22,6 @@ from ggsched_cpu.kernels.int_dot import has_fours
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.program import Calls, Stretch, compile_steps, segment
 from ggsched_cpu.threads import _quota, default_threads, threads_setting, warn_of_crowd
-from ggsched_testing.conformance import RULES, Harness, run_conformance
 from ggsched_testing.eager import bound_nodes, run_direct
 from ggsched_testing.generators.strategies import graphs, seeds
 from ggsched_testing.generators.values import LeafRule, values_for
@@ -581,24 +580,6 @@ def test_without_llvmlite():
     said = python(WITHOUT)
     assert said.count("by the reference arithmetic") == 1
     assert "llvmlite" in said
-
-
-# --- the contract ---------------------------------------------------------------------------
-
-
-def harness(**settings):
-    chosen = CpuSettings(timeout_s=TIMEOUT_S, **settings)
-    return Harness("cpu", lambda count, seed: [CpuDevice(i, chosen) for i in range(count)])
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", ["team-rounded", "numpy"])
-def test_rule(rule, kind):
-    settings = {
-        "team-rounded": {"threads": 2, "activations": "auto"},
-        "numpy": {"kernels": "numpy"},
-    }
-    run_conformance(harness(**settings[kind]), rules=rule).raise_if_findings()
 
 
 def test_declared_kernels_are_those_that_there_are():

@@ -164,7 +164,8 @@ def test_memory_that_a_peer_reads_is_not_handed_out(runner):
 
 
 @pytest.mark.parametrize(
-    ("arch", "gpus"), [(80, 2), (80, 4), (90, 2), pytest.param(90, 4, marks=pytest.mark.slow)]
+    ("arch", "gpus"),
+    [(80, 4), (90, 2), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((80, 2), (90, 4)))],
 )
 def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
     """A step is one graph, and an exchange one kernel: the sum, the residual, the norm."""

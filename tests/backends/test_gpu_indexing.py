@@ -17,12 +17,34 @@ from tests.backends.opencl_devices import opencl_device
 
 pytestmark = pytest.mark.opencl
 
-COMMON = ("f32", "i64", "bool")
-TYPES = [pytest.param(t, marks=() if t in COMMON else pytest.mark.slow) for t in (*EVERY, "f64")]
-"""Each type is a program of its own, which takes half a second to compile."""
+COMMON = {"cpu": ("f32", "i64", "bool"), "gpu": ("f32",)}
+"""Each type is a program of its own, which takes a second to compile."""
+
+
+def on_devices(names, cases, common):
+    """Return parameters for each profile; those that are not common are slow."""
+    return pytest.mark.parametrize(
+        ("device", *names),
+        [
+            pytest.param(profile, *case, marks=() if case in few else pytest.mark.slow)
+            for profile, few in common.items()
+            for case in cases
+        ],
+        indirect=["device"],
+    )
+
+
+TYPES = on_devices(
+    ["dtype"],
+    [(t,) for t in (*EVERY, "f64")],
+    {profile: [(t,) for t in few] for profile, few in COMMON.items()},
+)
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 FEW = [("none", "f32"), ("add", "f32"), ("mul", "i16"), ("max", "f16"), ("min", "bool")]
+UPDATES = on_devices(
+    ["reduction", "dtype"], [*product(REDUCTIONS, (*EVERY, "f64"))], {"cpu": FEW, "gpu": FEW[1:2]}
+)
 
 
 @pytest.fixture(scope="module", params=["cpu", "gpu"])
@@ -77,7 +99,7 @@ def skip_without_f64(device, dtype):
         pytest.skip("the device does not compute with f64")
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@TYPES
 def test_elements_at_indices(device, dtype):
     d = Drawn(dtype)
     x = d.x(3, 4, 5)
@@ -91,13 +113,7 @@ def test_elements_at_indices(device, dtype):
     d.check(device)
 
 
-COMBINATIONS = [
-    pytest.param(*case, marks=() if case in FEW else pytest.mark.slow)
-    for case in product(REDUCTIONS, (*EVERY, "f64"))
-]
-
-
-@pytest.mark.parametrize(("reduction", "dtype"), COMBINATIONS)
+@UPDATES
 def test_updates_at_indices(device, dtype, reduction):
     skip_without_f64(device, dtype)
     d = Drawn(dtype, seed=1)
@@ -112,7 +128,7 @@ def test_updates_at_indices(device, dtype, reduction):
     d.check(device)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@TYPES
 def test_padding(device, dtype):
     d = Drawn(dtype)
     x = d.x(3, 4, 5)
@@ -123,7 +139,7 @@ def test_padding(device, dtype):
     d.check(device)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@TYPES
 def test_order_and_sums_along_an_axis(device, dtype):
     skip_without_f64(device, dtype)
     d = Drawn(dtype)
@@ -150,7 +166,7 @@ def test_nan_is_the_largest_and_the_best(device):
     d.check(device)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=5),
     dtype=st.sampled_from(["f32", "bool"]),

@@ -15,6 +15,7 @@ from ggsched.backend.protocols import Backend, Buffer, Device, Event, Program, S
 from ggsched.errors import BackendUnavailable, OutOfDeviceMemory, UsageError
 from tests.backends.device_settings import cpu_device, download, node, upload, vector
 from tests.backends.opencl_devices import TIMEOUT_S, opencl_device
+from tests.support.errors import refused
 
 pytestmark = pytest.mark.opencl
 
@@ -229,7 +230,7 @@ def test_copies_between_host_and_device(device):
     fixed = cpu.import_host(memoryview(bytes(16)))
     with pytest.raises(UsageError, match="read-only"):
         stream.copy(buffer, 0, fixed, 0, 16)
-    with pytest.raises(UsageError, match="BUF-3"):
+    with refused("BUF-3"):
         stream.copy(host, 56, buffer, 0, 16)
     cpu.close()
 

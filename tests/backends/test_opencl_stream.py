@@ -22,6 +22,7 @@ from tests.backends.device_settings import (
     vector,
 )
 from tests.backends.opencl_devices import TIMEOUT_S, doubler, opencl_device, recorded, waiters
+from tests.support.errors import refused
 
 pytestmark = pytest.mark.opencl
 
@@ -283,27 +284,27 @@ def test_what_makes_no_sense_is_refused_at_once(device):
     stream, other = device.create_stream(), device.create_stream()
     buffer, latch = device.allocate(16), Latch()
     event = device.create_event()
-    with pytest.raises(UsageError, match="EVT-3"):
+    with refused("EVT-3"):
         stream.wait(event)
-    with pytest.raises(UsageError, match="EVT-3"):
+    with refused("EVT-3"):
         event.sync(TIMEOUT_S)
     assert not event.is_done
     stream.record(event)
-    with pytest.raises(UsageError, match="EVT-3"):
+    with refused("EVT-3"):
         stream.record(event)
-    with pytest.raises(UsageError, match="BUF-3"):
+    with refused("BUF-3"):
         upload(stream, buffer, np.zeros(5, np.float32))
     with pytest.raises(UsageError, match="read-only"):
         stream.download(buffer, 0, memoryview(bytes(16)))
-    with pytest.raises(UsageError, match="CPY-3"):
+    with refused("CPY-3"):
         stream.copy(buffer, 0, buffer, 4, 12)
-    with pytest.raises(UsageError, match="LCH-5"):
+    with refused("LCH-5"):
         other.launch(doubler(device, stream, buffer))
     latch.device.facts = type(latch.device.facts)(
         **{f: getattr(latch.device.facts, f) for f in latch.device.facts.__slots__}
         | {"has_events": False}
     )
-    with pytest.raises(UsageError, match="EVT-4"):
+    with refused("EVT-4"):
         stream.wait(latch)
     x = vector(buffer, 3, offset=2)
     with pytest.raises(UsageError, match="multiples of 4"):

@@ -8,6 +8,7 @@ import pytest
 from ggsched.cli.main import main
 from tests.cli.terminal import in_terminal
 from tests.models.helpers import ORACLE
+from tests.support.profile import some
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 CPU = f"{LLAMA} --devices cpu:0"
@@ -73,7 +74,7 @@ def test_first_lines_and_exit_codes(line, code, first, token, capsys, monkeypatc
         assert out == ""
 
 
-@pytest.mark.parametrize("line", IN_TERMINALS)
+@pytest.mark.parametrize("line", some(5, IN_TERMINALS))
 def test_in_a_terminal_it_is_the_same(line, token):
     """Narrow and wide, folded at words."""
     width = 40 if IN_TERMINALS.index(line) % 2 else 120

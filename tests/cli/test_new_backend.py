@@ -131,6 +131,7 @@ def test_it_is_clean(tmp_path, command, name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # mypy reads all of ggsched for it
 def test_it_is_typed(tmp_path):
     pytest.importorskip("mypy", reason="mypy is in the extra 'dev'")
     folder = tmp_path / "made"

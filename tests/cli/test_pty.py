@@ -32,8 +32,10 @@ def test_text_and_messages_stand_on_lines_of_their_own(width):
     assert not re.search("opening|loading|planning|compiling", text)
 
 
-@pytest.mark.parametrize("options", [(), ("--fit",), ("--devices", "cpu:0", "--report")])
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize(
+    ("options", "encoding"),
+    [((), "utf-8"), (("--fit",), "ascii"), (("--devices", "cpu:0", "--report"), "utf-8")],
+)
 def test_messages_while_devices_are_opened_have_lines_of_their_own(options, encoding):
     """Which devices were chosen, and what fits, is said while a live line is shown."""
     code, screen = in_terminal(

@@ -28,8 +28,8 @@ TIMEOUT_S, TOKEN = 4.0, bytes(range(TOKEN_NBYTES))
 LATEST_S = 3 * TIMEOUT_S + 3
 """Without progress for the timeout and two beats, then twice the timeout to give up."""
 
-STEP = 4
-"""Which messages are tried: every fourth one; all of them among slow tests."""
+STEP = 8
+"""Which messages are tried: one in so many, others for each fault; all of them in slow tests."""
 
 CLEAR = (
     "no progress for",

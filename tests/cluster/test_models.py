@@ -50,11 +50,19 @@ def group():
         device.close()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits(name, group):
+@pytest.mark.parametrize(
+    ("name", "mixes"),
+    [
+        (MODELS[0], MIXES),
+        *((name, MIXES[k::2]) for k, name in zip((0, 1, 0), MODELS[1:], strict=True)),
+        *(pytest.param(name, MIXES, marks=pytest.mark.slow) for name in MODELS[1:]),
+    ],
+    ids=[*MODELS, *(f"{name}-all" for name in MODELS[1:])],
+)
+def test_logits(name, mixes, group):
     model = load_model(ORACLE / f"{name}.gguf", weights="packed")
     wanted, _ = logits(model, ["cpu:0"])
-    for mix in MIXES:
+    for mix in mixes:
         rules = [
             OverrideRule(re.compile(pattern), f"threads://{machine}/cpu:0")
             for pattern, machine in mix.items()
@@ -81,7 +89,7 @@ def test_layers_shared_by_the_devices_of_a_machine(group):
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("name", MODELS[1::2])
+@pytest.mark.parametrize("name", [MODELS[3], pytest.param(MODELS[1], marks=pytest.mark.slow)])
 def test_logits_with_opencl(name, monkeypatch):
     """Two machines with an OpenCL device, and a CPU beside one: as the same mix in one process.
 

@@ -44,11 +44,20 @@ SOME = (ARCHS[0], FIRST_ARCH, ARCHS[-1])
 """The oldest, the first with PDL, and the newest: sources have no other branches."""
 
 
+def archs_of(program):
+    """Return architectures that a program is compiled for by default: all in turn, and 9.0."""
+    ends = SOME[0], SOME[-1]
+    return (FIRST_ARCH, ends[FEW.index(program) % 2]) if program in FEW else ()
+
+
 @pytest.mark.parametrize(
-    "arch", [a if a in SOME else pytest.param(a, marks=pytest.mark.slow) for a in ARCHS]
-)
-@pytest.mark.parametrize(
-    "program", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in ALL], ids=label
+    ("program", "arch"),
+    [
+        pytest.param(p, a, marks=() if a in archs_of(p) else pytest.mark.slow)
+        for p in ALL
+        for a in ARCHS
+    ],
+    ids=lambda v: label(v) if isinstance(v, tuple) else str(v),
 )
 def test_compiles(program, arch):
     """For the architecture of which the PTX is read below it is optimised anyway.
@@ -166,7 +175,9 @@ REGISTERS = re.compile(rb"\x04\x2f\x08\x00..\x00\x00(.\x00\x00\x00)", re.DOTALL)
 OF_A_GROUP = 1 << 16
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "arch", [a if a in SOME else pytest.param(a, marks=pytest.mark.slow) for a in ARCHS]
+)
 def test_groups_of_many_lanes_have_registers_enough(arch):
     from ggsched_cuda_kernels.sources import options_for, text_of
 
@@ -236,8 +247,15 @@ OF_ANGLES = 28
 """Bytes of local memory in which a sine reduces its argument if that is large."""
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join([form[0], *form[1]]))
-@pytest.mark.parametrize("cut", DECODE, ids=lambda cut: str(cut["WIDTH"]))
+@pytest.mark.parametrize(
+    ("form", "cut"),
+    [
+        pytest.param(f, cut, marks=() if (i + k) % 2 == 0 else pytest.mark.slow)
+        for i, f in enumerate(FORMS)
+        for k, cut in enumerate(DECODE)
+    ],
+    ids=lambda v: "-".join([v[0], *v[1]]) if isinstance(v, tuple) else str(v["WIDTH"]),
+)
 def test_attention_leaves_room_for_the_next_kernel(form, cut):
     """And arrays are in registers: one that is not made a step of llama 1B a sixth slower."""
     from ggsched_cuda_kernels.sources import options_for, text_of

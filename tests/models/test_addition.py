@@ -15,6 +15,7 @@ from ggsched_llm.offload import Offload, OverrideRule
 from ggsched_llm.session import Session, SessionOptions
 
 MODEL = str(files("ggsched.data") / "addition-moe.gguf")
+SOME = 120
 TRAINING = Path(__file__).parents[2] / "examples" / "train_addition" / "train.py"
 
 
@@ -57,13 +58,14 @@ def on_one_device(count):
     return answers(held_out(count), ["cpu:0"])
 
 
-def test_held_out_sums_are_right():
+@pytest.mark.parametrize("count", [SOME, pytest.param(500, marks=pytest.mark.slow)])
+def test_held_out_sums_are_right(count):
     model = load_model(MODEL)
     right = sum(
         model.tokenizer.decode(tokens) == str(a + b)
-        for (a, b), tokens in zip(held_out(500), on_one_device(500), strict=True)
+        for (a, b), tokens in zip(held_out(count), on_one_device(count), strict=True)
     )
-    assert right >= 495
+    assert right >= 0.99 * count
 
 
 SPLITS = {
@@ -77,15 +79,15 @@ SPLITS = {
 
 def share(number):
     """Return sums of its own for each of several tests."""
-    return slice(20 * number, 20 * number + 20)
+    return slice(8 * number, 8 * number + 8)
 
 
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("n_ubatch", [2, 64])
 def test_same_tokens_on_two_cpu_devices(name, n_ubatch):
     some = share(list(SPLITS).index(name) + len(SPLITS) * (n_ubatch == 64))
-    got = answers(held_out(500)[some], ["cpu:0", "cpu:1"], SPLITS[name], n_ubatch)
-    assert got == on_one_device(500)[some]
+    got = answers(held_out(SOME)[some], ["cpu:0", "cpu:1"], SPLITS[name], n_ubatch)
+    assert got == on_one_device(SOME)[some]
 
 
 WITH_OPENCL = {
@@ -102,8 +104,8 @@ def test_same_tokens_with_opencl(name):
     if "opencl:0" not in ready:
         pytest.skip("no OpenCL device")
     some = share(2 * len(SPLITS) + list(WITH_OPENCL).index(name))
-    got = answers(held_out(500)[some], ["opencl:0", "cpu:0"], WITH_OPENCL[name])
-    assert got == on_one_device(500)[some]
+    got = answers(held_out(SOME)[some], ["opencl:0", "cpu:0"], WITH_OPENCL[name])
+    assert got == on_one_device(SOME)[some]
 
 
 @pytest.mark.slow

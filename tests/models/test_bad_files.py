@@ -115,13 +115,13 @@ def sources(tmp_path):
 
 # With vocabularies most fields are elements of arrays, all alike.
 STEPS = {
-    "q8_0": 3,
-    "gpt-oss": 4,
-    "qwen3moe": 4,
-    "qwen3next-f32": 40,
-    "mamba2-f32": 20,
-    "bpe": 24,
-    "spm": 60,
+    "q8_0": 7,
+    "gpt-oss": 9,
+    "qwen3moe": 9,
+    "qwen3next-f32": 89,
+    "mamba2-f32": 41,
+    "bpe": 53,
+    "spm": 131,
 }
 
 
@@ -131,8 +131,8 @@ def some_mutants(folder):
         n, bad = check_all(folder / "mutant.gguf", islice(gguf_mutants(data), 0, None, STEPS[kind]))
         total, refused = total + n, refused + bad
         assert bad > 0.8 * n, kind
-    assert refused > 2000
-    assert total > 3000
+    assert refused > 900
+    assert total > 1300
 
 
 def all_mutants(folder):

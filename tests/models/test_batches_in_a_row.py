@@ -24,6 +24,7 @@ from ggsched_llm.session import Session, SessionOptions
 from ggsched_testing.sim.world import SimWorld
 from tests.models.helpers import tiny_gguf
 from tests.models.test_stages import COSTS, flow_shop_s, gpus, session
+from tests.support.profile import NIGHTLY
 from tests.support.shapes import LLAMA_8B, spec_of
 
 STEP, TOGETHER = 16, 2
@@ -84,7 +85,12 @@ def test_the_first_prompt_of_a_length_does_not_drain_it_either(p, batches, tmp_p
 
 
 @settings(max_examples=3, deadline=None)
-@given(p=st.integers(2, 5), m=st.integers(1, 64), layers=st.integers(1, 2), rest=st.booleans())
+@given(
+    p=st.integers(2, 5),
+    m=st.integers(1, 64 if NIGHTLY else 24),
+    layers=st.integers(1, 2),
+    rest=st.booleans(),
+)
 def test_a_long_batch_is_cut_and_takes_what_one_plan_would(p, m, layers, rest, tmp_path_factory):
     """All micro-batches in one batch, the last of them whole or not."""
     made = load_model(

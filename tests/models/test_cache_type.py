@@ -72,9 +72,16 @@ def test_a_rounded_cache_changes_logits_by_little(path, devices):
 
 
 @pytest.mark.parametrize(
-    "devices", [("cpu:0",), ("sim:0", "cpu:0"), pytest.param(("opencl:0", "cpu:0"))]
+    ("devices", "asked", "most"),
+    [
+        (("cpu:0",), "bf16", 0.03),
+        (("cpu:0",), "q8_0", 0.02),
+        (("sim:0", "cpu:0"), "bf16", 0.03),
+        pytest.param(("sim:0", "cpu:0"), "q8_0", 0.02, marks=pytest.mark.slow),
+        pytest.param(("opencl:0", "cpu:0"), "bf16", 0.03, marks=pytest.mark.slow),
+        (("opencl:0", "cpu:0"), "q8_0", 0.02),
+    ],
 )
-@pytest.mark.parametrize(("asked", "most"), [("bf16", 0.03), ("q8_0", 0.02)])
 def test_logits_with_coarser_types(devices, asked, most):
     """Of a model that adds: in prefill, in decoding, after a cut, and of a copied sequence."""
     found = {}

@@ -130,8 +130,14 @@ def test_a_model_takes_its_file_its_arenas_and_150_mb(tmp_path, device):
     assert used["RssAnon"] < path.stat().st_size, "weights are not copied"
 
 
-@pytest.mark.parametrize("device", ON_HOST)
-@pytest.mark.parametrize("when", ["before a run", "during a run"])
+@pytest.mark.parametrize(
+    ("device", "when"),
+    [
+        pytest.param(name, when, marks=() if i == k else pytest.mark.slow)
+        for i, name in enumerate(ON_HOST)
+        for k, when in enumerate(("before a run", "during a run"))
+    ],
+)
 def test_a_file_that_is_truncated_is_named(tmp_path, device, when):
     """Also where threads that Python never saw read pages that are gone."""
     path = tiny_gguf(tmp_path / "tiny.gguf", vocab=4096)

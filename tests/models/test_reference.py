@@ -12,6 +12,7 @@ from ggsched_llm.offload import Offload
 from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import Runner
 from tests.models.reference_models import LONG, N_CTX, REFERENCES, write_reference
+from tests.support.profile import NIGHTLY
 
 RECORDED = Path(__file__).parent.parent / "data" / "reference"
 F32 = [name for name in REFERENCES if name.endswith("f32")]
@@ -70,7 +71,7 @@ def test_prefill(folder, name):
     wanted = recorded_of(name)
     model = model_of(folder, name)
     assert_close(name, Runner(model, n_ctx=N_CTX).feed(wanted["tokens_1"]), wanted["logits_1"])
-    for batch in (33, 5):
+    for batch in (33, 5) if name in F32 else (5,):
         found = Runner(model, n_ctx=N_CTX).feed_all(wanted["tokens_33"], batch)
         assert_close(name, found, wanted["logits_33"])
 
@@ -79,9 +80,11 @@ def test_prefill(folder, name):
 def test_decode(folder, name):
     wanted = recorded_of(name)
     runner = Runner(model_of(folder, name), n_ctx=N_CTX)
+    # What is rounded is bounded in the middle of many positions.
+    count = 16 if name in F32 and not NIGHTLY else len(wanted["dec_tokens"])
     rows = [runner.feed(wanted["dec_prompt"])[-1:]]
-    rows += [runner.feed([token]) for token in wanted["dec_tokens"]]
-    assert_close(name, np.concatenate(rows), wanted["dec_logits"])
+    rows += [runner.feed([token]) for token in wanted["dec_tokens"][:count]]
+    assert_close(name, np.concatenate(rows), wanted["dec_logits"][: count + 1])
 
 
 MIXES = {
@@ -135,7 +138,7 @@ def long_runs():
 
 @pytest.mark.parametrize(("name", "mix"), list(long_runs()))
 def test_long_prompt_and_decoding(folder, name, mix):
-    """128 tokens in micro-batches of 5 and as one, then 64 tokens one by one."""
+    """128 tokens as one and in micro-batches of 5, and then 64 tokens one by one."""
     wanted = recorded_of(name)
     devices, offload = MIXES[mix]
     for n_ubatch in (128, 5):
@@ -147,6 +150,8 @@ def test_long_prompt_and_decoding(folder, name, mix):
         with session:
             found = session.feed(wanted["tokens_128"].tolist(), all_logits=True)
             assert_close(name, found, wanted["logits_128"])
+            if n_ubatch > 5 and not NIGHTLY:
+                continue
             session.reset()
             rows = [session.feed(wanted["dec_prompt"].tolist())]
             rows += [session.feed([int(token)]) for token in wanted["dec_tokens"]]

@@ -1,5 +1,7 @@
 """Several sequences of one session: each as if it were alone."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,8 +25,13 @@ def opened(name=MODELS[0], devices=("cpu:0",), **options):
 
 def alone(name, tokens):
     """Return the logits of the last token of a sequence of its own."""
+    return _alone(name, tuple(tokens))
+
+
+@cache
+def _alone(name, tokens):
     with opened(name, n_parallel=1) as session:
-        return session.feed(tokens)[0]
+        return session.feed(list(tokens))[0]
 
 
 def same(found, wanted):

@@ -12,6 +12,7 @@ from ggsched_llm.session import Session, SessionOptions
 from ggsched_testing.sim import InjectedFaults, SimConfig, SimWorld
 from ggsched_testing.sim.costs import Costs
 from tests.models.helpers import tiny_gguf
+from tests.support.profile import NIGHTLY
 
 TOKENS = np.random.default_rng(0).integers(0, 8, 24).tolist()
 WAYS = {
@@ -23,7 +24,7 @@ WAYS = {
     },
 }  # fmt: skip
 LAME = Costs(launch_s=5e-4, node_s=2e-4, transfer_s=1e-3, memory_bytes_per_s=1e9)
-PLACES = 6
+PLACES = 6 if NIGHTLY else 3
 """Commands of a prompt that go wrong, evenly through it."""
 
 

@@ -308,8 +308,14 @@ def test_devices_idle_as_the_closed_form_says(p, m):
     assert idle == pytest.approx((p - 1) / (m + p - 1), abs=0.13)
 
 
-@pytest.mark.parametrize("p", STAGES)
-@pytest.mark.parametrize("drop", [(), ("output.weight",)], ids=["own output", "tied"])
+@pytest.mark.parametrize(
+    ("p", "drop"),
+    [
+        pytest.param(p, drop, marks=() if (i + k) % 2 == 0 else pytest.mark.slow)
+        for i, p in enumerate(STAGES)
+        for k, drop in enumerate(((), ("output.weight",)))
+    ],
+)
 class TestRun:
     """The same on simulated devices, by run: of a default session, with real numbers."""
 

@@ -44,7 +44,7 @@ def damaged(draw):
     return json.dumps(data)
 
 
-@settings(max_examples=max(300, settings().max_examples))
+@settings(max_examples=max(150, settings().max_examples))
 @given(text=damaged())
 def test_damage_is_told_or_harmless(text):
     try:

@@ -1,6 +1,6 @@
 """Whatever is asked of a model with experts on any devices, its logits are those of one device.
 
-40 configurations by default, 500 with the nightly profile.
+10 configurations by default, 500 with the nightly profile.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ MODELS = {
     "addition": ROOT / "ggsched/data/addition-moe.gguf",
 }
 NIGHTLY = 2000
-EXAMPLES = 500 if settings().max_examples >= NIGHTLY else 40
+EXAMPLES = 500 if settings().max_examples >= NIGHTLY else 10
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 N_CTX = 24
 DECODED = 2
@@ -92,6 +92,7 @@ def configurations(draw):
     )
     options = SessionOptions(
         n_ctx=N_CTX,
+        cache_type="f32",  # a last bit that f16 rounds the other way moves logits by 4e-3
         n_batch=draw(st.integers(1, 16)),
         n_ubatch=draw(st.integers(1, 16)),
         offload=offload,
@@ -120,7 +121,8 @@ def fed(session, tokens):
 
 @cache
 def expected(model, weights, tokens):
-    with Session(opened(model, weights), ["cpu:0"], SessionOptions(n_ctx=N_CTX)) as session:
+    alone = SessionOptions(n_ctx=N_CTX, cache_type="f32")
+    with Session(opened(model, weights), ["cpu:0"], alone) as session:
         return fed(session, tokens)
 
 
@@ -143,7 +145,7 @@ def test_logits_are_those_of_one_device(asked):
         ledger = session.scheduler.expert_ledger
         commands = session.last_plan.commands
     for logits in (found, again):
-        np.testing.assert_allclose(logits, wanted, rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(logits, wanted, rtol=2e-4, atol=2e-4)
     report = check_trace(recorder.trace("run"))
     assert report.is_clean, report.to_text()
     event(f"rows {any(isinstance(c, CopyRows) for c in commands)}")

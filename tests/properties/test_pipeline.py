@@ -115,7 +115,7 @@ UNEQUAL = [(1, 5, 2, 2, 7, 1, 3, 3), (9, 1, 1, 1, 1, 1), (1, 1, 1, 1, 8, 8)]
 @pytest.mark.parametrize("costs", UNEQUAL)
 @pytest.mark.parametrize("p", [2, 3])
 def test_unequal_layers_are_split_nearly_as_well_as_can_be(costs, p):
-    m, n = 24, len(costs)
+    m, n = 12, len(costs)
     work = [float(c + 1) for c in costs]
     work[-1] += 1
     found = split_layers([work] * p)

@@ -144,12 +144,16 @@ STEPS = {
 }  # fmt: skip
 """One in so many lines is tried, where most are reached in another case or bind a plan."""
 
+SHARE = 3
+"""Of those one in so many is tried, another one in each case; all of them among slow tests."""
+
 FILES = {"a run that evicts a plan": ("/cache.py", "/executor.py")}
 """Files whose lines are tried, where not all are."""
 
 
+@pytest.mark.parametrize("share", [SHARE, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
-def test_an_interrupt_at_any_line(name):
+def test_an_interrupt_at_any_line(name, share):
     warm, prepare, act = CASES[name]
     bench = Bench(warm, prepare)
     reached = lines(lambda: act(bench))
@@ -161,7 +165,7 @@ def test_an_interrupt_at_any_line(name):
     points = sorted({*first.values(), *last.values()})[:: STEPS.get(name, 1)]
     points = [at for at in points if reached[at][0].endswith(FILES.get(name, ".py"))]
     assert len(points) > 30
-    for at in points:
+    for at in points[list(CASES).index(name) % share :: share]:
         bench = Bench(warm, prepare)
         with pytest.raises(Interrupt):
             lines(lambda bench=bench: act(bench), at)

@@ -85,9 +85,18 @@ def run_on(scheduler, peers):
         scheduler.run(new_graph(peers), inputs(run), WANTED)
 
 
-@pytest.mark.parametrize("kind", ["refuse", "fail", "lose"])
-@pytest.mark.parametrize(("peers", "number"), COMMANDS)
-def test_a_fault_at_every_command(kind, peers, number):
+FAULTS = ("refuse", "fail", "lose")
+
+
+@pytest.mark.parametrize(
+    ("peers", "number", "kind"),
+    [
+        pytest.param(peers, n, kind, marks=() if n % len(FAULTS) == i else pytest.mark.slow)
+        for peers, n in COMMANDS
+        for i, kind in enumerate(FAULTS)
+    ],
+)
+def test_a_fault_at_every_command(peers, number, kind):
     w = world(peers)
     scheduler = opened(w)
     scheduler.run(new_graph(peers), inputs(0), WANTED)

@@ -86,7 +86,7 @@ def pair(f: Finding):
     return f.earlier.command, later, f.later.run > f.earlier.run
 
 
-@settings(max_examples=max(300, settings().max_examples))
+@settings(max_examples=max(120, settings().max_examples))
 @given(plan=command_lists(), runs=st.integers(1, 3))
 def test_verdict_is_that_of_the_closure(plan, runs):
     races = [f for f in check_plan(plan, runs=runs).findings if f.kind == "race"]
