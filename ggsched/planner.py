@@ -76,7 +76,6 @@ class Planner:
 
     Args:
         settings: What plans are to be like, and how they are checked.
-        topology: The machine.
         plan_limit: Number of plans whose memory is kept.
         placement: Decides where nodes run.
 

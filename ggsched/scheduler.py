@@ -185,7 +185,6 @@ class Scheduler:
         A new plan is verified and checked for races first, as the settings say.
 
         Args:
-            graph: The graph.
             constraints: Homes of weights and states, pins of nodes, rates; none by default.
 
         Raises:
@@ -210,7 +209,6 @@ class Scheduler:
         predicted to be faster than another device (``ggsched.passes.decomposed_plan``).
 
         Args:
-            graph: The graph.
             constraints: Homes of weights and states, pins of nodes, rates; none by default.
 
         Examples:
@@ -224,7 +222,6 @@ class Scheduler:
         """Return ``planned_graph`` with the constraints for it, and what its nodes were.
 
         Args:
-            graph: The graph.
             constraints: Homes of weights and states, pins of nodes, rates; none by default.
 
         Examples:
@@ -259,7 +256,6 @@ class Scheduler:
         """Return the plan that ``plan`` would, neither checked nor kept.
 
         Args:
-            graph: The graph.
             constraints: Homes of weights and states, pins of nodes, rates; none by default.
 
         Raises:
@@ -289,7 +285,6 @@ class Scheduler:
         ``__dlpack__`` or ``__array_interface__``, in host memory.
 
         Args:
-            graph: The graph.
             inputs: By name.
             constraints: Homes and pins.
             copy: False for read-only views of the plan's host memory instead of copies. The next
@@ -332,7 +327,6 @@ class Scheduler:
         Inputs are copied before this returns. Where ``overlaps`` is False, the run is over then.
 
         Args:
-            graph: The graph.
             inputs: By name.
             constraints: Homes and pins.
 
@@ -459,7 +453,6 @@ class Scheduler:
         """Do all that the first ``run`` does before it enqueues anything; raise what it would.
 
         Args:
-            graph: The graph.
             constraints: Homes of weights and states, pins of nodes, rates; none by default.
 
         Examples:
@@ -549,9 +542,6 @@ class Scheduler:
         """Release what the plans of a graph take, whatever their constraints, and forget them.
 
         Weights and states stay resident. The next run of the graph plans again.
-
-        Args:
-            graph: The graph.
 
         Examples:
             >>> with Scheduler(["cpu:0"], weights=weights) as scheduler:

@@ -202,7 +202,6 @@ class Weight(Message, frozen=True, tag="weight"):
     """To a worker: a weight that it requested, in a frame if it wants it sent.
 
     Attributes:
-        name: Its name.
         offer: What it is; None where there is none.
         why: The error where it cannot be had.
     """

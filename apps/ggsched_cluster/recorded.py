@@ -70,7 +70,6 @@ class LinkUse(msgspec.Struct, frozen=True):
         src: Name of the machine that sent.
         dst: Name of the machine that received.
         messages: Their number.
-        nbytes: Their bytes.
         median_s: Half of them took as long, from the beginning of sending to the last byte.
         waited_s: Time that the host of the receiver has waited for them.
     """
@@ -195,11 +194,9 @@ def merged(
 
     Args:
         name: For people.
-        found: By machine.
         names: Of the machines.
         offsets: How far the clock of each is ahead.
         runs: By its number in the session the plan of each run.
-        plans: All plans.
     """
     ahead = {m: r.origin_s - offsets[m].offset_s for m, r in found.items()}
     zero = min(

@@ -103,7 +103,6 @@ def open_group(
     """Start workers and return their devices, by machine.
 
     Args:
-        start: Starts them.
         wanted: Names of devices by machine, in order of priority; none for all usable devices of
             each machine.
         backends: Backends that may be used on the machines; None for all.

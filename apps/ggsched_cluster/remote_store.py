@@ -179,7 +179,6 @@ class RemoteRun:
     """A plan bound to machines, to be run as often as wanted.
 
     Attributes:
-        plan: The plan.
         parts: Of each machine.
         is_closed: Whether it was closed.
     """

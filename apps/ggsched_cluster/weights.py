@@ -39,11 +39,9 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         dtype: Element type, as numpy writes it.
         shape: Of the array.
-        nbytes: Their number.
         checksum: CRC-32.
         digest: BLAKE2b (16 bytes), where a worker that keeps weights requests it; else "".
         path: The mapped file that they lie in; "" for none.
-        file_nbytes: Its length.
         offset: Where they begin there.
     """
 

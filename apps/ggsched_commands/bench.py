@@ -176,11 +176,7 @@ def bench(
 
 
 class _Several(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """Values of a type, with commas between, and ranges of whole numbers.
-
-    Attributes:
-        of: The type.
-    """
+    """Values of a type, with commas between, and ranges of whole numbers."""
 
     def __init__(self, of: "click.ParamType[Any]") -> None:
         self.of, self.name = of, of.name
@@ -236,7 +232,6 @@ class _Measurement:
         settings: Where no option says otherwise.
         options: Values of the options of model and computation.
         tests: In the order of the rows.
-        repetitions: Of each.
         n_ctx: Tokens that the longest test has.
         checks_memory: Whether what exceeds the memory is refused.
         variants: Values of the options of which several are given, of one session each.

@@ -103,7 +103,6 @@ def onnx_command(
         function: The command, for all other models.
         instead: Gets the settings, what all commands of models have, and the values of the options.
         shared: Options that mean the same for every model, besides those of all commands.
-        options: The options.
     """
     made = click.command("onnx")(with_options(lambda: None, options))
     names = [param.name or "" for param in made.params]

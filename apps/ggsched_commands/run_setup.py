@@ -13,7 +13,6 @@ def run_setup(session: "Session", n_prompt: int) -> RunSetup:
     """Return how a session was set up.
 
     Args:
-        session: The session.
         n_prompt: Tokens of the prompt.
     """
     options, spec = session.options, session.spec

@@ -65,7 +65,6 @@ class _Step:
 
     Attributes:
         n_past: Tokens before the one that it runs.
-        run: It.
         top: Id of the output that is the chosen token.
         largest: Id of the output that is its logit.
         token: What it runs, once that is known.
@@ -110,11 +109,9 @@ class BatchRunner:
         """Take what runs the model.
 
         Args:
-            spec: The model.
             scheduler: Plans and runs.
             constraints: Homes of weights and states.
             rates: For predictions.
-            options: Of the session.
             timing: Takes the time that was spent.
             rewrite: Makes of the model's graphs what is planned.
             lanes: Micro-batches that devices which share layers work on at once.

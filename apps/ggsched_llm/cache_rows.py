@@ -15,7 +15,6 @@ class CacheRows:
     """A graph that stands for those of other numbers of rows.
 
     Attributes:
-        graph: It.
         n_kv: Its rows.
         windows: Ids of the tensors that are windows on a number of rows of a cache.
     """

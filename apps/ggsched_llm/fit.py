@@ -101,7 +101,6 @@ class Fit:
         reasons: Why, in a few lines.
         tried: Candidates for which plans were made.
         all_logits: Whether each token of a prompt was to get logits.
-        topology: The machine.
         limits: Bytes of each device that may be used.
     """
 
@@ -136,9 +135,6 @@ def fit(
     """Return the fastest way to spread a model that fits, with the largest context that fits.
 
     Args:
-        spec: The model.
-        topology: The machine.
-        rates: Of the machine.
         free: Bytes that are free on each device.
         offload: What is decided already: overrides, shares, numbers that are not to be chosen.
         request: What is to be chosen.
@@ -219,8 +215,6 @@ def candidates(
     """Yield what there is to choose from.
 
     Args:
-        spec: The model.
-        topology: The machine.
         offload: What is decided already.
         costs: Of the layers, with such a context.
         n_ctx: Rows of the KV cache.
@@ -299,7 +293,6 @@ def fit_reasons(
         seconds: Its estimate.
         need: What it takes.
         misses: What comes before it and does not fit.
-        topology: The machine.
         free: Bytes that are free on each device.
         wanted: The context that was wanted.
     """
@@ -340,7 +333,6 @@ def shortage(
     Devices that share the host's memory have to fit it together, the host's own bytes included.
 
     Args:
-        topology: The machine.
         limits: Bytes of each device that may be used.
         used: Bytes on each device and, under ``HOST``, of host memory.
         largest: The largest buffer of each device.

@@ -65,7 +65,6 @@ class GgufTensor:
         dtype: Element type.
         shape: Outermost axis first, as in numpy.
         offset: First byte, from the start of the file.
-        nbytes: Length in bytes.
         part: Which file of a model of several holds it, see ``ggsched_llm.gguf_split``.
         pieces: What it is made of along its first axis, where it does not lie in one place.
     """

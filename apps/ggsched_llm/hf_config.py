@@ -164,9 +164,7 @@ class HfConfig:
     """The fields of ``config.json``, with a record of those that were read.
 
     Attributes:
-        path: Of the file.
         arch: Architecture.
-        fields: All fields.
     """
 
     def __init__(self, folder: str, fields: Mapping[str, Any], path: str) -> None:

@@ -23,7 +23,6 @@ def tokenizer_keys(folder: str, config: Mapping[str, Any]) -> dict[str, MetaValu
     """Return the keys of a folder's tokenizer; none if it has no ``tokenizer.json``.
 
     Args:
-        folder: The folder.
         config: Fields of ``config.json``.
 
     Raises:

@@ -185,7 +185,6 @@ def untie_embedding(
     That is where its two users live on different devices and memory allows a copy.
 
     Args:
-        spec: The model.
         scheduler: Has the devices.
         options: Of the session, with everything chosen that was left open.
         chosen: What ``--fit`` found, whose limits count then.

@@ -110,7 +110,6 @@ class LayerCosts:
         """Return bytes by device that no plan of a candidate can go below.
 
         Args:
-            candidate: The candidate.
             experts_move: Whether what lives on the host device may be computed elsewhere.
         """
         host, (entry, devices) = self.host, self.devices(candidate)
@@ -159,9 +158,6 @@ def layer_costs(
     """Return the figures of a model's layers.
 
     Args:
-        spec: The model.
-        topology: The machine.
-        rates: Of the machine.
         offload: Which devices may get layers.
         runs: What the seconds are of.
         n_ctx: Rows of the KV cache.

@@ -45,7 +45,6 @@ class ModelBuilder:
         """Start a graph with the inputs of a micro-batch.
 
         Args:
-            spec: The model.
             batch: Sizes.
             name: Of the graph.
             token_in: The state that has the tokens, where they are no input.

@@ -51,7 +51,6 @@ class Model:
     """A model file that was opened and found complete.
 
     Attributes:
-        file: The GGUF file.
         spec: What graphs are built from.
         tokenizer: Refuses text if the file has no vocabulary.
     """

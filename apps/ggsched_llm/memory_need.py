@@ -21,7 +21,6 @@ class Need:
     """Bytes of one memory.
 
     Attributes:
-        weights: Weights.
         states: KV caches.
         caches: Rows of weights that are cached away from home.
         arenas: Intermediate results.

@@ -136,7 +136,6 @@ class Keys:
         """Return which layers are windowed: all but the last of each period, or as the file says.
 
         Args:
-            n_layer: Number of layers.
             period: Of the architecture, if the file says nothing.
         """
         key = "attention.sliding_window_pattern"

@@ -308,7 +308,6 @@ def entry_index(
     where the embedding was copied, because the lookup ran on an accelerator before that.
 
     Args:
-        spec: The model.
         devices: Of the machine.
         offload: What the user requests.
         layer_device: Device of each layer, see ``layer_devices``.

@@ -40,7 +40,6 @@ def with_products(
     """Return rates with products of some types measured on devices whose rates are guesses.
 
     Args:
-        rates: Of the machine.
         devices: Open devices that nobody else uses meanwhile.
         wanted: Types by index of the device.
     """
@@ -68,8 +67,6 @@ def with_links(
     """Return rates with the links from a CPU to accelerators measured, where they are guesses.
 
     Args:
-        rates: Of the machine.
-        topology: The machine.
         devices: Open devices that nobody else uses meanwhile.
         src: The CPU.
     """

@@ -57,7 +57,6 @@ class Speed:
     """What was measured.
 
     Attributes:
-        test: Of what.
         seconds: Of each repetition.
     """
 

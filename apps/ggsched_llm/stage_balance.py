@@ -90,7 +90,6 @@ def balanced_layers(
     """Return the split of the last layers whose slowest stage is fastest, or None if none fits.
 
     Args:
-        costs: Of the layers.
         n_offloaded: How many layers are divided.
         n_cpu_moe: Leading blocks whose experts stay on the host device.
         limits: Bytes of weights and caches that each stage has room for, None for any number.

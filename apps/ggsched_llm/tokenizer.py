@@ -80,7 +80,6 @@ class Tokenizer:
         """Return the ids of a text; warn if it begins with two bos.
 
         Args:
-            text: Any text.
             bos: Whether to put bos in front; None for what the file says.
             parse_special: Whether control tokens written in the text count as such.
             literal: A character that the text has in front of control tokens that are plain text

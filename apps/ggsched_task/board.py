@@ -30,7 +30,6 @@ class Run:
         """Prepare the table.
 
         Args:
-            graph: The tasks.
             generation: Number of the run.
             nodes: Slots of the tasks that will run.
             kept: Slots whose objects the caller takes.

@@ -70,9 +70,6 @@ def from_networkx(network: "nx.DiGraph[Any]") -> tuple[TaskGraph, dict[Hashable,
 def to_networkx(graph: TaskGraph) -> "nx.MultiDiGraph[Any]":
     """Return a task graph with the attributes that ``from_networkx`` reads; nodes are names.
 
-    Args:
-        graph: The tasks.
-
     Examples:
         >>> from ggsched_task import TaskGraph, to_networkx
         >>> g = TaskGraph()

@@ -99,7 +99,6 @@ class TaskRunner:
         All other objects have been released when this returns or raises.
 
         Args:
-            graph: The tasks.
             inputs: Objects by the names of the graph's inputs, those that are needed.
             outputs: Results of tasks of the graph.
 
@@ -156,7 +155,6 @@ class TaskRunner:
         """Return the plan that ``run`` uses: for the checker, printing, and predictions.
 
         Args:
-            graph: The tasks.
             outputs: Results of tasks of the graph.
 
         Raises:

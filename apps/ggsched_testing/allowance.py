@@ -35,7 +35,6 @@ def rounding_allowances(
     (Were all products off at once, their errors might cancel in every trial.)
 
     Args:
-        graph: The graph.
         values: Its inputs and weights.
         expected: Its outputs as the oracle computes them, by tensor.
         states: Content of states before the run; those that are missing hold zeros.

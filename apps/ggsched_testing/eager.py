@@ -79,7 +79,6 @@ def bound_nodes(
     """Bind every node of a graph to buffers by storage id.
 
     Args:
-        graph: The graph.
         buffers: A buffer for each tensor that is not a view.
         constant_weights: Whether weights are declared constant (LCH-7): then they may be written
             only while the device is idle.

@@ -104,7 +104,6 @@ class PlanWriter:
         Args:
             arena: Where it lies.
             offset: First byte there.
-            nbytes: Length.
             of: Another value of the same storage; without it the storage is new.
             over: The value whose bytes this one takes over.
             start: First byte of the storage that it holds; that of ``of`` if not given.

@@ -48,7 +48,6 @@ class IdCheck:
     are evaluated, or a copy is made if the point is not reached yet.
 
     Args:
-        words: The words.
         is_done: Whether the point is reached.
         copy: Copies the words in the order of the stream; returns the copy, and whether it is made.
         pinned: Where the copy is returned to when it is no longer needed.

@@ -13,7 +13,6 @@ class CudaBuffer(BaseBuffer):
 
     Args:
         device: Whose memory it is.
-        nbytes: Its length.
         address: Where it starts; every GPU that reaches this one uses the same address.
         free: Frees memory when all that is enqueued is complete.
     """

@@ -167,7 +167,6 @@ class CapturingSink(CommandSink):
         """Enqueue the deferred launch, which meets other GPUs' by words in memory.
 
         Args:
-            words: The words.
             staged: Where rows have been pushed to; the program's alternative is launched. None if
                 they have not been pushed.
         """

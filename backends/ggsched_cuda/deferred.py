@@ -33,7 +33,6 @@ class MirroredLaunch(NamedTuple):
         places: The arguments that are addresses of other places, 0 for none: one in host memory,
             or several in memory of GPUs.
         source: Address of the result.
-        nbytes: Its length.
         label: The node, for messages.
     """
 

@@ -80,7 +80,6 @@ class CudaDevice(QueuedDevice[CudaStream]):
     """A GPU, or a logical device on one.
 
     Args:
-        GPU: The GPU.
         name: Name of the device.
         parts: How many devices share the GPU's memory.
         timeout_s: See ``QueuedDevice``.

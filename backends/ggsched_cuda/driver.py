@@ -87,7 +87,6 @@ class DeviceInfo:
         ordinal: Number of the GPU.
         name: Name of the GPU, e.g. "NVIDIA H200".
         arch: Compute capability as two digits or three, e.g. 90.
-        memory_nbytes: Memory in all.
         driver: Version of CUDA that the driver knows, e.g. 13000.
         processors: Number of multiprocessors.
         shared_nbytes: Most shared memory that a block can have.
@@ -216,7 +215,6 @@ def take_memory(pool: Any, nbytes: int, stream: Handle) -> Handle:
     """Return the address of memory from a pool.
 
     Args:
-        pool: The pool.
         nbytes: At least one.
         stream: A stream without work, so that the memory is there when this returns.
 

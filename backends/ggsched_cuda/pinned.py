@@ -167,7 +167,6 @@ class HostCalls:
         """Copy on a stream, from and to addresses.
 
         Args:
-            stream: The stream.
             to: Where to.
             source: Where from.
             nbytes: How much.

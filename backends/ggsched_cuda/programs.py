@@ -35,7 +35,6 @@ class KernelCode(NamedTuple):
     Attributes:
         source: Name of the source.
         defines: Preprocessor definitions.
-        kernel: The kernel.
         mode: How kernels that are launched with PDL begin.
         launch: When it may be launched.
     """
@@ -108,7 +107,6 @@ def loaded(code: KernelCode, arch: int, machine: bytes = b"") -> Any:
     """Return a module of machine code; what the driver refuses is compiled again once.
 
     Args:
-        code: The kernel.
         arch: The GPU's.
         machine: Its machine code, if that is at hand.
 

@@ -51,7 +51,6 @@ class CudaQueue(CommandQueue[Point]):
     """Hands commands to the driver.
 
     Args:
-        gpu: The GPU.
         handle: The driver's stream.
         words: Fault words of the stream. They stay with it for good: a kernel of a program that is
             still enqueued may write there.

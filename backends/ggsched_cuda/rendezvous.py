@@ -132,7 +132,6 @@ class Waiting(NamedTuple):
     """A deferred launch.
 
     Attributes:
-        guest: Whose.
         last: What its guest recorded last, which the others wait for.
         awaited: What it waits for, of other GPUs.
         words: Of the launch.

@@ -24,7 +24,6 @@ class CudaStream(QueuedStream[CudaQueue]):
     """An in-order queue of commands (STR-1..6).
 
     Args:
-        device: The device.
         name: For messages and threads.
     """
 

@@ -77,7 +77,6 @@ class Base:
 
     Args:
         clock: Where the event goes back to when nobody measures from it any more.
-        event: The event.
         card_s: When it was, in seconds of the GPU since its first base.
     """
 
@@ -207,7 +206,6 @@ class CudaTaken:
     """The times of one command of a stream.
 
     Args:
-        clock: Of the GPU.
         base: What its events are measured from.
     """
 
@@ -268,7 +266,6 @@ class CudaTimes(QueueTimes):
     Without a base, and where the driver refuses an event, a command has no times.
 
     Args:
-        clock: Of the GPU.
         handle: The driver's stream.
     """
 

@@ -47,7 +47,6 @@ def writing_halves(
 
     Args:
         call: The last call of the node that makes an operand.
-        made: That operand.
         following: Groups of nodes behind it.
         profile: How kernels are cut.
         retained: What is prepared; the operand was written, and what was made of it is forgotten.

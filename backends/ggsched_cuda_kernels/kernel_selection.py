@@ -79,7 +79,6 @@ class KernelRule:
 
     Attributes:
         name: For people.
-        op: The op.
         dtypes: Types of the first operand.
         fits: Whether a node can and should run this way, by its shapes and strides.
         lower: Adds the calls of the node to its site.

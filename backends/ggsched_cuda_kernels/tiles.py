@@ -362,7 +362,6 @@ class RowsLayout:
         pitch: Bytes from row to row.
         plane: Bytes from plane to plane.
         scales: Offset of the f32 of each row that undoes its scale.
-        nbytes: Bytes of all.
     """
 
     planes: int

@@ -140,7 +140,6 @@ class PushedRows:
     """A call that begins with a sum over GPUs, whose rows they have written into its GPU's memory.
 
     Attributes:
-        call: The call.
         covered: How many calls it takes the place of.
         parts: Memory and offset of the rows, in the order in which they are added.
         nbytes: Length of a row.
@@ -313,7 +312,6 @@ def window(operand: Operand, shape: Sequence[int] | None = None) -> Window:
     """Return an operand as a window of four axes.
 
     Args:
-        operand: The operand.
         shape: Extents to which it is broadcast as in numpy; its own by default.
     """
     extents, strides = _axes(

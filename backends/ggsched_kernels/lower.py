@@ -95,7 +95,6 @@ def lower_nodes(
     all of them share it.
 
     Args:
-        nodes: The nodes.
         profile: How kernels are cut for the device.
         retained: What calls of earlier nodes of the same program have prepared.
 

@@ -30,7 +30,6 @@ class LoweringContext:
     """A node and the calls that it has become so far.
 
     Args:
-        node: The node.
         profile: How kernels are cut for the device.
         retained: What calls of earlier nodes of the program have prepared.
     """

@@ -26,10 +26,8 @@ class Retained:
         """Say what a memory has to hold; return whether it has to be prepared.
 
         Args:
-            memory: The memory.
             source: The operand that it is made from.
             how: What else decides its content.
-            nbytes: Its size.
         """
         key = (id(source.buffer), source.offset, source.dtype, source.shape, source.strides, how)
         held = self._held.get(memory)

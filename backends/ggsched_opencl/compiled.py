@@ -24,7 +24,6 @@ class Compiled:
     """A context of one OpenCL device, its programs, and kernels that nobody uses.
 
     Attributes:
-        context: The context.
         programs: By name of the source and defines, which tell the text.
         idle: Kernel objects by name of the source, defines and name of the kernel.
         is_sound: Whether nothing went wrong in it; only then the next device takes it.

@@ -72,7 +72,6 @@ class DeviceInfo:
         version: Version of the platform.
         name: Name of the device.
         is_cpu: Whether it is a processor, with the memory of the host.
-        memory_nbytes: Memory in all.
         max_allocation_nbytes: Largest buffer.
         alignment: Of buffers, in bytes.
         has_f64: Whether kernels can compute with f64.

@@ -38,7 +38,6 @@ class OpenClProgram:
     """Kernels for one stream, with scratch memory of their own (LCH-1..5).
 
     Args:
-        device: The device.
         stream: The only stream that runs it.
         nodes: Nodes, checked, in order.
     """

@@ -51,7 +51,6 @@ class OpenClQueue(CommandQueue[Point]):
     """Hands commands to OpenCL.
 
     Args:
-        device: Whose queue it is.
         name: Name of the stream.
 
     Attributes:

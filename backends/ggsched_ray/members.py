@@ -62,7 +62,6 @@ class RayMember:
 
     Args:
         name: Name of the node.
-        actor: The actor.
     """
 
     def __init__(self, name: str, actor: Any) -> None:

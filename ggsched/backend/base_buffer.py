@@ -13,7 +13,6 @@ class BaseBuffer:
 
     Args:
         device: Whose memory it is.
-        nbytes: Its length.
         memory: Whatever the device's ``acquire_memory`` returned.
         readonly: Whether it was imported from host memory.
         is_zero: Whether the memory is all zeros.

@@ -16,7 +16,6 @@ class ByteSpan(NamedTuple):
     """Bytes of a buffer that a command uses.
 
     Attributes:
-        buffer: The buffer.
         name: The same for the same bytes of the same command, so that it is kept once.
         ranges: First byte and the one after the last, of each piece.
     """

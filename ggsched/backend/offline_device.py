@@ -46,7 +46,6 @@ class OfflineDevice(RefusingDevice):
     """A device of a topology; it has the facts that planning needs and refuses the rest.
 
     Args:
-        topology: The machine.
         index: Number of the device there.
     """
 
@@ -85,11 +84,7 @@ class OfflineDevice(RefusingDevice):
 
 
 class OfflineStream:
-    """The place of a stream of a device that is elsewhere; nothing can be enqueued on it.
-
-    Args:
-        device: The device.
-    """
+    """The place of a stream of a device that is elsewhere; nothing can be enqueued on it."""
 
     def __init__(self, device: OfflineDevice) -> None:
         self.device = device

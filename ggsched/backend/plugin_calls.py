@@ -21,7 +21,6 @@ def plugin_call(where: str, what: str, call: Callable[[], T], protocol: type | N
     Args:
         where: The device, for messages.
         what: The call, e.g. ``"allocate"``.
-        call: The call.
         protocol: What the result has to be, if it has members.
 
     Raises:

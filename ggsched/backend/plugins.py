@@ -252,7 +252,6 @@ def member_flaws(thing: object, protocol: type, version: Version = CONTRACT_VERS
     """Return which members of a protocol an object lacks or cannot be called, or an empty text.
 
     Args:
-        thing: The object.
         protocol: Of the contract.
         version: Of the contract that the object was written against; later members are left out.
     """

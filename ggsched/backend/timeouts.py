@@ -30,7 +30,6 @@ def start_thread(thread: threading.Thread, where: str) -> None:
     """Start a thread.
 
     Args:
-        thread: The thread.
         where: What needs it, e.g. a stream.
 
     Raises:

@@ -107,7 +107,6 @@ def load_rates(topology: Topology, setting: str) -> MachineRates:
     """Return the rates of a machine: calibrated where the file has them, else guesses.
 
     Args:
-        topology: The machine.
         setting: ``auto``, ``off`` or a path, as in ``Settings.rates``.
 
     Raises:

@@ -94,7 +94,6 @@ def measure_product(bench: Bench, stream: Stream, dtype: DType, allowance: Allow
 
     Args:
         bench: The device.
-        stream: A stream of it.
         dtype: Of the weights.
         allowance: How long that may take, about.
 

@@ -116,7 +116,6 @@ def record_of(record: type[R], given: Mapping[str, Any], **more: Any) -> R:
     """Return a record of the values of its options.
 
     Args:
-        record: Its type.
         given: Values by the names of the parameters.
         **more: Fields that have no option.
     """

@@ -56,7 +56,6 @@ def spelled(
     """Return arguments of a command with options as click knows them, and without clusters.
 
     Args:
-        command: The command.
         ctx: Of the command; for messages.
         args: As they stand on the command line.
         foreign: Options of another program that the command knows.

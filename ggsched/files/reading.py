@@ -33,7 +33,6 @@ def open_regular(path: AnyPath, *, fifo: bool = False) -> Iterator[int]:
     """Give an open descriptor of a regular file.
 
     Args:
-        path: The file.
         fifo: Whether a FIFO, as a shell makes for ``<(...)``, is allowed too.
 
     Raises:
@@ -119,7 +118,6 @@ def read_bytes(
     """Return what a file contains.
 
     Args:
-        path: The file.
         limit: Most bytes that it may have.
         error: What is raised.
 
@@ -186,7 +184,6 @@ def package_text(package: str, path: str) -> str:
     """Return a text file that is installed with a package.
 
     Args:
-        package: The package.
         path: Of the file in it, with ``/``.
     """
     from importlib.resources import files

@@ -37,7 +37,6 @@ def graph_to_dot(graph: Graph, *, max_nodes: int = MAX_NODES) -> str:
     """Return the data flow of a graph, as ``Graph.to_networkx`` has it.
 
     Args:
-        graph: The graph.
         max_nodes: Most nodes and leaves; the first are kept.
     """
     flow = graph.to_networkx()
@@ -65,7 +64,6 @@ def plan_to_dot(plan: Plan, *, max_nodes: int = MAX_NODES) -> str:
     a dotted red edge leads to the next run.
 
     Args:
-        plan: The plan.
         max_nodes: Most commands; the first are kept.
     """
     flow = plan_to_networkx(plan)
@@ -92,7 +90,6 @@ def splits_to_dot(plan: Plan, *, max_nodes: int = MAX_NODES) -> str:
     """Return the splits of a plan and the bytes between them, as ``splits_to_networkx`` has them.
 
     Args:
-        plan: The plan.
         max_nodes: Most splits; the first are kept.
     """
     flow = splits_to_networkx(plan)

@@ -40,7 +40,6 @@ class SafetensorsTensor:
         type_name: As in the file, e.g. ``"BF16"``; ``TYPES`` has those that ggsched knows.
         shape: Outermost axis first, as in numpy.
         offset: First byte, from the start of the file.
-        nbytes: Length in bytes.
     """
 
     name: str

@@ -399,7 +399,6 @@ class GraphBuilder(Methods):
         """Add a node of an op whose second operand may be a number; the method ``add`` calls this.
 
         Args:
-            op_name: Of the op.
             scaled: Returns factor and summand of ``scale``, which takes the place of the op.
             a: First operand.
             b: Second operand, or a number.

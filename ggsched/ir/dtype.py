@@ -22,7 +22,6 @@ class DType:
     Attributes:
         name: As printed and as in GGUF, e.g. ``"q8_0"``.
         block: Elements in one block; 1 for plain types.
-        block_nbytes: Bytes of one block.
         layout: Of a block; None for plain types.
         host: How numpy spells the type in which the host holds an element: bf16 as its bits,
             quantised types as bytes.

@@ -88,7 +88,6 @@ class Graph:
     """An immutable graph. Make one with ``GraphBuilder`` or ``ggsched.ir.text.parse_graph``.
 
     Attributes:
-        name: A label.
         tensors: All tensors, indexed by id.
         nodes: All nodes, in program order, indexed by id.
         outputs: Ids of the tensors whose content the user reads after a run.
@@ -221,9 +220,6 @@ class Graph:
 
 def verify_graph(graph: Graph) -> None:
     """Check that a graph is well formed, whatever code made it.
-
-    Args:
-        graph: Any graph.
 
     Raises:
         GraphError: a dangling id, a view outside its storage, a node whose parameters, result or

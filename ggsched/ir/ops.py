@@ -127,7 +127,6 @@ def infer(op: OpDef, operands: Sequence[Tensor], params: Params) -> tuple[DType,
     """Return type and shape of a node's result.
 
     Args:
-        op: The op.
         operands: As many as it takes.
         params: All of its parameters, defaults included.
 

@@ -49,9 +49,6 @@ _ID: Final = re.compile(r"[tn](0|[1-9][0-9]{0,8})", re.ASCII)
 def print_graph(graph: Graph) -> str:
     """Return the text of a verified graph; ``parse_graph`` gives an equal graph back.
 
-    Args:
-        graph: The graph.
-
     Examples:
         >>> from ggsched import GraphBuilder
         >>> from ggsched.ir import parse_graph, print_graph

@@ -31,7 +31,6 @@ class Decomposed:
     """A graph in which nodes are decomposed.
 
     Attributes:
-        graph: It.
         origin: By node, the node of the old graph that it is, or is a part of.
     """
 
@@ -68,8 +67,6 @@ def decompose_nodes(graph: Graph, topology: Topology, where: Mapping[int, int]) 
     """Return the graph with some nodes decomposed.
 
     Args:
-        graph: The graph.
-        topology: The machine.
         where: Device by node, of those nodes.
 
     Raises:

@@ -49,10 +49,7 @@ def decomposed_plan(
     """Return the graph with nodes decomposed, or None where it is to be planned as it is.
 
     Args:
-        graph: The graph.
-        topology: The machine.
         constraints: What the caller decided.
-        options: Of the plan.
         policy: Places the nodes, as if devices had the ops that they can decompose.
 
     Raises:

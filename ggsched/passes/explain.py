@@ -76,7 +76,6 @@ def find_subject(graph: Graph, name: str) -> Node | Tensor:
     """Return the node or the tensor of a name.
 
     Args:
-        graph: The graph.
         name: ``n12`` or ``t7``, the label of a node, the name of an input, a weight or a state. A
             label that several nodes have stands for the first.
 
@@ -111,11 +110,7 @@ def explain_node(
     """Return why a node is where it is, and what each other device would mean.
 
     Args:
-        graph: The graph.
-        plan: Its plan.
-        node: The node.
         constraints: What the plan was made with.
-        rates: Of the machine.
         replan: Makes the plans of the alternatives.
     """
     choice = plan.placement.choices[node.id]
@@ -150,11 +145,8 @@ def explain_home(
     A storage that nodes make moves with the first of them. Inputs have no home of their own.
 
     Args:
-        graph: The graph.
-        plan: Its plan.
         root: Root tensor of the storage.
         constraints: What the plan was made with.
-        rates: Of the machine.
         replan: Makes the plans of the alternatives.
     """
     now = predict_step(graph, plan, rates).seconds

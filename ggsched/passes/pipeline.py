@@ -75,12 +75,10 @@ class Schedule:
 
     Attributes:
         graph: What is planned.
-        topology: For which machine.
         rates: What things cost on it.
         placement: Devices.
         splits: Splits, values, transfers.
         fusions: Groups of nodes that run as one.
-        streams: Streams.
         order: What is enqueued, in order.
         live: Steps in program order, and the lives of values in them.
         data_sync: The synchronisation that the data flow needs; None where all work is on one lane.

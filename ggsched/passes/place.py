@@ -84,9 +84,6 @@ class Constraints:
     def rates_on(self, topology: Topology) -> MachineRates:
         """Return the rates to plan with.
 
-        Args:
-            topology: The machine.
-
         Raises:
             PlanError: the rates are those of another number of devices.
 
@@ -128,8 +125,6 @@ class PlacementProblem:
     """What a policy has to place, and on what.
 
     Attributes:
-        graph: The graph.
-        topology: The machine.
         constraints: What the caller decided, which every policy keeps.
         rates: What things cost on the machine.
         try_out: Plans a placement with the options of the plan and predicts it. It takes as long as

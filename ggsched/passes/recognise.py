@@ -38,7 +38,6 @@ class Recognised:
     """A graph with attention as an op.
 
     Attributes:
-        graph: It.
         tensor_of: The new id of each output of the old graph.
     """
 

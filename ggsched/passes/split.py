@@ -59,8 +59,6 @@ def split(
     """Return splits, values, transfers and the binding of each operand to a value.
 
     Args:
-        graph: The graph.
-        topology: Of the machine.
         placement: Devices of nodes and storages.
         clears: Names of states that are filled with zeros before the first split.
         peers: Whether results of other devices are read where they lie, if devices can.

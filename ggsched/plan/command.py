@@ -94,7 +94,6 @@ class CopyRows(msgspec.Struct, frozen=True, tag="copy_rows", gc=False):
         src: The weight, on the device that holds it.
         dst: Where it would lie on the other device, row for row.
         ids: i32 row numbers in host memory; numbers may repeat.
-        row_nbytes: Length of a row.
         through_host_view: Whether the rows are uploaded from the host view of ``src``.
         cache: Rows kept from earlier runs, or None.
         transfer: The transfer that it carries out.

@@ -43,7 +43,6 @@ class Arena(msgspec.Struct, frozen=True, gc=False):
             too and holds rows of the weight that it is named after; which, is known when the
             plan runs. ``input``, ``output`` and ``staging`` are host memory.
         device: Index in the topology, or -1 for host memory.
-        nbytes: Length.
         alignment: Alignment in bytes of the arena and of every region in it.
         name: Name of the weight or state, also of the weight that is cached, else "".
     """

@@ -103,7 +103,6 @@ def local_plan(plan: Plan, part: Part, devices: Sequence[DeviceFacts]) -> Plan:
     """Return the plan that a machine runs: all of the plan, with its own commands and slots.
 
     Args:
-        plan: The plan.
         part: What the machine does.
         devices: The devices of the plan as the machine knows them.
     """

@@ -16,7 +16,6 @@ class PlanStats(msgspec.Struct, frozen=True):
 
     Attributes:
         nodes: Nodes of the graph.
-        splits: Splits.
         transfers: Transfers, one command each.
         streams: Streams that are used, by device.
         commands: Number of commands by kind, as tagged in the JSON form.

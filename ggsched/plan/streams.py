@@ -14,7 +14,6 @@ class Gain(msgspec.Struct, frozen=True, gc=False):
     """What the cost model says of several streams for one split.
 
     Attributes:
-        split: The split.
         streams: Streams that were considered.
         sequential_s: Predicted seconds on one stream.
         concurrent_s: Predicted seconds on these streams, events included.

@@ -37,7 +37,6 @@ def places_of(plan: Plan, storage: int) -> tuple[Place, ...]:
     """Return every value of a storage, in the order of their ids.
 
     Args:
-        plan: The plan.
         storage: Id of the root tensor.
     """
     uses = _uses(plan)

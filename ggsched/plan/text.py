@@ -22,7 +22,6 @@ def plan_text(plan: Plan, *, verbose: bool = False, width: int = 80) -> str:
     """Return the plan as text, at most ``width`` columns wide.
 
     Args:
-        plan: The plan.
         verbose: Also every weight and state, every step of every launch, and long lists whole.
         width: Columns; longer lines are folded and continue indented.
     """
@@ -223,7 +222,6 @@ def stream_rows(plan: Plan, *, verbose: bool = False) -> Iterator[str]:
     """Yield a row for each split for which several streams were considered, takers first.
 
     Args:
-        plan: The plan.
         verbose: All rows; else the first forty.
     """
     gains = sorted(plan.streams.gains, key=lambda gain: (not gain.is_taken, gain.split))

@@ -16,7 +16,6 @@ def described(graph: Graph, plan: Plan, rates: MachineRates) -> TracedPlan:
 
     Args:
         graph: The graph that the plan was made of.
-        plan: The plan.
         rates: Of the plan's devices.
     """
     prediction = predict_step(graph, plan, rates)
@@ -40,8 +39,6 @@ def recorded_run(
     Args:
         recorder: Records it.
         graph: The graph that the plan was made of.
-        plan: The plan.
-        topology: The machine.
         rates: Of its devices; guesses if not given.
     """
     known = rates or guessed_rates(topology)

@@ -21,7 +21,6 @@ def account_text(made: Account, setup: RunSetup | None = None, width: int = WIDT
     """Return an account and what would help most.
 
     Args:
-        made: The account.
         setup: How the run was set up; with it options are advised that such a run accepts.
         width: Columns.
     """

@@ -162,7 +162,6 @@ class CapturedRun:
     """The calls of a plan, with those of each segment in one.
 
     Args:
-        plan: The plan.
         streams: The live streams, by number.
         calls: A call for each command, which enqueues it.
         events: Where these calls keep the events of a run, by number.
@@ -281,7 +280,6 @@ def captured_run(
     """Return the calls of a plan that is bound to resources, with those of each segment in one.
 
     Args:
-        plan: The plan.
         resources: What it is bound to.
         calls: A call for each command, which enqueues it.
         events: Where these calls keep the events of a run, by number.

@@ -107,7 +107,6 @@ def plan_capture(
     """Find the segments of a plan.
 
     Args:
-        plan: The plan.
         able: Indices of the devices that offer capture.
         together: Whether peers may be captured together.
         unordered: Pairs of devices of which the first has streams that cannot wait for events of

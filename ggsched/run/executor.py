@@ -63,7 +63,6 @@ class Executor:
     """A plan bound to live devices, to be run as often as wanted. For one thread at a time.
 
     Attributes:
-        plan: The plan.
         state_streams: See ``ggsched.run.following``.
         takes_turns: See ``ggsched.run.following``.
         owes: Whether the next run waits for the end of the last.
@@ -89,7 +88,6 @@ class Executor:
 
         Args:
             graph: Of the plan.
-            plan: The plan.
             resources: Its memory, streams and programs.
             timeout_s: For waits of the host: seconds without progress.
             recorder: Writes down what the host does itself.

@@ -65,7 +65,6 @@ class RowCopier:
         source_offset: First byte of its first row.
         target: Buffer that the rows go to.
         target_offset: Where its first row would lie.
-        row_nbytes: Length of a row.
         count: Rows of the weight.
         decision: What names the rows.
         chosen: Called with the rows, for checks of the rows read.
@@ -173,7 +172,6 @@ class ExpertBinding:
     """What the copies of expert weights of one plan share.
 
     Args:
-        plan: The plan.
         resources: Its buffers.
         note: Called when the host reads ids.
 

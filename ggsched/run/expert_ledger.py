@@ -12,12 +12,10 @@ class Account:
         decisions: Routing decisions for which its rows were copied.
         chosen_rows: Rows that these named, each counted once for each decision.
         uploaded_rows: Those of them that came from the weight's home.
-        uploaded_nbytes: Bytes of these.
         cached_rows: Those of them that came from the cache instead.
         evicted_rows: Rows that the cache gave up for others.
         copies: Copies from the weight's home: neighbouring rows go together.
         layers: Times that all rows were copied, before anybody had chosen.
-        layer_nbytes: Bytes of these.
     """
 
     decisions: int = 0

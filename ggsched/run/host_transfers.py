@@ -26,7 +26,6 @@ def needless_transfers(plan: Plan, resources: Resources) -> Mapping[int, tuple[R
     an input or an output and nothing else.
 
     Args:
-        plan: The plan.
         resources: What it is bound to.
     """
     if len(plan.streams.streams) != 1 or not _ends_in_a_wait(plan):

@@ -56,7 +56,6 @@ class Loader:
     """Fills buffers of devices. Everything is complete after ``close``, and not before.
 
     Args:
-        devices: All devices.
         stream: Gives the stream of a device that uploads go on.
         timeout_s: How long one piece may take.
         note: Called with host memory that was written and that a device reads.
@@ -110,7 +109,6 @@ class Loader:
 
         Args:
             device: Index of the device.
-            buffer: Its buffer.
             data: The bytes.
             name: What they are, for a note in the error if they cannot be read.
             sent: Called when most of them have been enqueued, on the thread that calls the loader.

@@ -157,7 +157,6 @@ class RunOrder(Generic[P]):
         """Begin with nothing under way.
 
         Args:
-            store: The store.
             runs: Returns all bound plans.
         """
         self._store, self._runs = store, runs
@@ -225,7 +224,6 @@ class RunOrder(Generic[P]):
         """Wait for the first run that is under way, and return its outputs.
 
         Args:
-            run: The run.
             last: The one that was started last.
             copy: Whether outputs are copies.
         """

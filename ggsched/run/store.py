@@ -196,7 +196,6 @@ class TensorStore:
         """Return the buffer of a weight, state or cache arena, made and filled on first use.
 
         Args:
-            arena: The arena.
             tensor: The weight or state; for a cache, the weight that is cached.
             reader: Another device that copies from it, so that its home, if that is host memory,
                 is memory that this device reads at the full rate of its link.

@@ -26,7 +26,6 @@ def run_while_waiting(plan: Plan, resources: Resources, calls: Sequence[Call]) -
     known to be short.
 
     Args:
-        plan: The plan.
         resources: What it is bound to.
         calls: A call for each command, which enqueues it.
     """

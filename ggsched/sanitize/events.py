@@ -122,7 +122,6 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         source: Where it comes from: the number of the command or of the record, or below zero
             what the host does around a run.
-        kind: What it is.
         actor: The stream or host thread that does it, an index in ``EventStream.actors``.
         by: The host thread that enqueued it.
         is_copy: Whether it is a copy, which some streams do not keep in order with launches.
@@ -176,7 +175,6 @@ class Memory(NamedTuple):
 
     Attributes:
         name: For people.
-        nbytes: Length.
         space: Address space that it lies in.
         address: Its first byte there.
         content: What it holds at first.
@@ -231,7 +229,6 @@ class Found(NamedTuple):
     """What was found in some bytes.
 
     Attributes:
-        content: What it is.
         writer: The event that wrote it; None for what was there at first.
         start: First byte.
         end: One past the last.

@@ -56,8 +56,6 @@ def check_parts(
     ``check_plan`` checks the plan itself.
 
     Args:
-        plan: The plan.
-        parts: All its parts.
         machine_of: The machine of each device.
         runs: How many consecutive runs to look at. Nothing is assumed to order a run of one machine
             after the run before of another.

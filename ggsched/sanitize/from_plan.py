@@ -50,7 +50,6 @@ def from_plan(plan: Plan, effects: Sequence[Effects], runs: int) -> EventStream:
     after it.
 
     Args:
-        plan: The plan.
         effects: Those of its commands.
         runs: How many runs.
     """

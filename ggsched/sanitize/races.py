@@ -101,10 +101,8 @@ class Clash(NamedTuple):
 
     Attributes:
         earlier: Index of the event that is enqueued first.
-        earlier_run: Its run.
         earlier_writes: Whether it writes.
         later: Index of the other event.
-        later_run: Its run.
         later_writes: Whether that writes.
         span: The first bytes that show it.
     """

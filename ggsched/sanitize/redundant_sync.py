@@ -42,7 +42,6 @@ def find_redundant(stream: EventStream, kept: Container[int] = ()) -> Redundant:
     """Return what a stream of events without races could do without.
 
     Args:
-        stream: The events.
         kept: Commands or records that stay, whether somebody needs them or not.
     """
     by_source: dict[int, list[int]] = {}

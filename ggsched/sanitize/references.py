@@ -61,7 +61,6 @@ def require_known(plan: Plan, where: str) -> None:
     """Check that a plan names nothing that is not there, so that it can be followed.
 
     Args:
-        plan: The plan.
         where: File and line that it comes from.
 
     Raises:

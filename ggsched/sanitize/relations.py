@@ -48,7 +48,6 @@ def find_disagreements(plan: Plan, without: Collection[str] = ()) -> list[Findin
     """Return what the artifacts of a plan, whose ids exist, state differently.
 
     Args:
-        plan: The plan.
         without: Relations that are not looked at.
     """
     wanted = {name: find for name, find in RELATIONS.items() if name not in without}

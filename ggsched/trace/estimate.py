@@ -29,11 +29,7 @@ class Times(NamedTuple):
 
 
 class Estimator:
-    """Times of all records of a trace.
-
-    Args:
-        trace: The trace.
-    """
+    """Times of all records of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

@@ -22,7 +22,6 @@ def expected_timeline(
     """Return the timeline of one run of a plan.
 
     Args:
-        plan: The plan.
         expected: When each command that does work runs; from any moment on.
         enqueue_s: Seconds that the host takes for each command.
     """

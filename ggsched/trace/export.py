@@ -37,7 +37,6 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
         dropped: Records that were not kept, all later than those that are.
         clock: What times are in.
         plans: Plans of which runs were recorded.
-        runs: Their runs.
     """
 
     format: str

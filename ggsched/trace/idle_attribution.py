@@ -15,9 +15,6 @@ class Charge(NamedTuple):
     """An idle interval of a device, and what it is charged to.
 
     Attributes:
-        cause: To what.
-        start_s: Start.
-        end_s: End.
         through_host: Whether the host waited for the same thing, and the device for the host.
     """
 
@@ -45,7 +42,6 @@ class IdleAttribution:
     """Attributes idle time of devices to its causes, for one timeline.
 
     Args:
-        timeline: The timeline.
         spans: Those of its spans that count.
     """
 

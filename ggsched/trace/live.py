@@ -28,7 +28,6 @@ class LiveBlock(msgspec.Struct, frozen=True, gc=False):
         start_s: Start of the first step that touches it.
         end_s: End of the last step that does.
         offset: Its first byte.
-        nbytes: Its length.
     """
 
     run: int

@@ -106,7 +106,6 @@ class Recorder:
         """Note that what the calling thread records inside is one run of a plan.
 
         Args:
-            plan: The plan.
             describe: Says what is expected of it; called once for each plan.
         """
         number = next((i for i, known in enumerate(self._plans) if known.plan is plan), None)

@@ -59,7 +59,6 @@ class RecordedStream(Protocol):
     """What a capture needs of a stream whose commands are recorded.
 
     Attributes:
-        device: Its device.
         actor: Its number in the trace.
         lanes: For an origin: by the actor of another stream, the actor of its part of graphs.
     """
@@ -76,7 +75,6 @@ class TracedCapture:
     """A capture whose commands are noted for the replays.
 
     Args:
-        inner: The inner capture.
         streams: Those that are captured, the origin first.
         recorder: Theirs.
 
@@ -128,7 +126,6 @@ class TracedGraph:
     """A graph that knows the records of a replay.
 
     Attributes:
-        inner: The inner graph.
         given: The commands, in the order in which they were captured.
     """
 

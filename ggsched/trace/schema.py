@@ -149,7 +149,6 @@ class Alloc(msgspec.Struct, frozen=True, tag="alloc", omit_defaults=True, gc=Fal
         actor: Who allocates.
         memory: Id of the object, never used twice.
         name: For people.
-        nbytes: Length.
         space: Address space that the address is in, "" for one of its own.
         address: First byte in the space.
         is_defined: Whether it has content from the beginning.
@@ -212,7 +211,6 @@ class TracedPlan(msgspec.Struct, frozen=True):
     """A plan of which runs were recorded.
 
     Attributes:
-        plan: The plan.
         expected: When its commands should run by the cost model; empty where nobody knows.
         rates: Where the numbers of the cost model come from, for people.
     """

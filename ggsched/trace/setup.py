@@ -8,7 +8,6 @@ class Stage(msgspec.Struct, frozen=True):
 
     Attributes:
         device: Its name.
-        layers: Layers on it.
         room: Layers that its free memory could take in addition.
     """
 

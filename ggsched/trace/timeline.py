@@ -113,7 +113,6 @@ class Timeline(msgspec.Struct, frozen=True):
         tracks: All tracks, by id.
         spans: All spans, by id.
         runs: Runs of plans.
-        plans: The plans.
         clock: What times are in.
         is_expected: Whether nothing has run, and the times come from a cost model.
     """

@@ -29,7 +29,6 @@ class Unrolled(NamedTuple):
     """A plan as a trace.
 
     Attributes:
-        trace: The trace.
         origins: For each record the command that it comes from; -1 for what the host itself does.
     """
 

@@ -166,7 +166,6 @@ class PeerReads(msgspec.Struct, frozen=True):
 
     Attributes:
         path: As ``"cpu:0->cpu:1"``: from the owner to the reader.
-        nbytes: Bytes.
         launches: Number of launches.
         seconds: Time of the launches, what they compute besides included.
     """
@@ -182,7 +181,6 @@ class PathAccount(msgspec.Struct, frozen=True):
 
     Attributes:
         path: As ``"host->opencl:0"``.
-        nbytes: Bytes.
         copies: Number of copies.
         seconds: Time of the copies, those that overlap counted each.
     """

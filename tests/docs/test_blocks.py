@@ -6,6 +6,7 @@ those of pages below ``docs/start`` run. ``litmus`` is judged, and what follows 
 """
 
 import doctest
+import io
 import json
 import re
 import shlex
@@ -88,6 +89,7 @@ def nothing(names):
 def folder(tmp_path, monkeypatch):
     """A folder to write into, with the files that pages name."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("417+385\n"))  # of a conversation
     for name in ("tests", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
 

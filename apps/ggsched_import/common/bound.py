@@ -15,7 +15,6 @@ class Port:
     """An input as the model declares it.
 
     Attributes:
-        name: Its name.
         dtype: Name of the element type.
         shape: Extents; names of those that are open, "" where one has no name.
 
@@ -93,7 +92,6 @@ class BoundModel:
     """A graph for inputs of given shapes.
 
     Attributes:
-        graph: The graph.
         weights: Arrays by the names of the graph's weights.
         inputs: Tensors by name, without those that were given as constants.
         outputs: Ids of tensors by name.

@@ -42,10 +42,8 @@ def built_in(
     """Return the result of a built-in op that computes the same, or None.
 
     Args:
-        g: The graph.
         tensor: Makes a weight of a constant.
         name: Of the op of the library, without the prefix.
-        x: Operands.
         params: Parameters.
     """
     rule = _RULES.get(name)

@@ -81,11 +81,7 @@ def check_signature(program: Any) -> None:
 
 
 class Weights:
-    """The weights of a program as constants; tensors that share memory are one.
-
-    Args:
-        program: The program.
-    """
+    """The weights of a program as constants; tensors that share memory are one."""
 
     def __init__(self, program: Any) -> None:
         self._program = program

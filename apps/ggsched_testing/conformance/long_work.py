@@ -29,8 +29,6 @@ class LongLaunch:
     """A program whose last node alone writes its result.
 
     Attributes:
-        program: The program.
-        result: Buffer of the result.
         expected: What it holds after a launch.
     """
 
@@ -85,12 +83,7 @@ def exact_node(
 class Enqueuing:
     """Enqueues many commands on a stream that is held as long as that blocks nobody.
 
-    A queue may be full (STR-2): if enqueueing does not get on, the latch is released.
-
-    Args:
-        w: The world.
-        q: The stream.
-    """
+    A queue may be full (STR-2): if enqueueing does not get on, the latch is released."""
 
     def __init__(self, w: TestContext, q: Stream) -> None:
         self._w = w

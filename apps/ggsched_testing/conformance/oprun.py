@@ -33,8 +33,6 @@ class Prepared:
     """A graph that is ready to be launched.
 
     Attributes:
-        graph: The graph.
-        stream: Its stream.
         arena: The buffer that holds everything.
         start: Where each storage begins, by id.
         before: The bytes of the arena.
@@ -78,8 +76,6 @@ def prepare(
 
     Args:
         w: The world.
-        stream: For which stream.
-        graph: The graph.
         values: Its inputs and weights.
         group: All nodes, as one group in this order.
         over: Storages that lie on the bytes of another one, by id.

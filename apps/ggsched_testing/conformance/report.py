@@ -26,7 +26,6 @@ class CaseResult:
     """What became of one case.
 
     Attributes:
-        case: The case.
         verdict: ``pass``; ``fail``, a finding; ``skip``, a need is not met; ``xfail``, failed as
             its waiver says; ``unsupported``, not run because of a waiver.
         reason: What was found, or why it did not count.

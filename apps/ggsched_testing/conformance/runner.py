@@ -251,7 +251,6 @@ def stale_waivers(
     """Return what is wrong with waivers: they match nothing, or what they match works.
 
     Args:
-        waivers: All of them.
         results: Of the cases that ran.
         whole: Whether all cases were requested; a part says little about waivers of the rest.
     """

@@ -26,7 +26,6 @@ class Making:
     """A graph under way.
 
     Attributes:
-        g: Its builder.
         dtype: Type of the op's first operand.
         crosswise: Whether the last two axes of plain operands are exchanged; if not, each row
             is followed by a gap.

@@ -41,7 +41,6 @@ class PartsProgram(PlanProgram):
 
     Args:
         graph: The graph of the plan.
-        plan: The plan.
         parts: Its parts, sound or broken.
         machine_of: The machine of each device.
         values: As for ``PlanProgram``.

@@ -193,7 +193,6 @@ class GraphGenerator:
 
         Args:
             op: Name of the op.
-            operands: Its operands.
             mag: Largest magnitude of what it computes.
             err: Error of what it computes, in units of 2**-24.
             params: Its parameters; ``inplace`` included.

@@ -122,8 +122,6 @@ def constraints(
 
     Args:
         draw: Passed by Hypothesis.
-        graph: The graph.
-        topology: The machine.
         pin_all: Whether to pin every node, so that bytes cross all the time; else few are pinned.
         clears: Whether each run may begin by filling states with zeros.
     """

@@ -39,7 +39,6 @@ def sample_graphs(
     """Yield a graph of one node for each sample and each type of the first operand.
 
     Args:
-        op: The op.
         strided: Whether operands are views with a gap behind each row.
         inplace: Whether the result takes the place of operand 0; samples whose result has another
             type or shape are left out.

@@ -41,8 +41,6 @@ class BlockVerdict:
     """The verdict on one variant of a block.
 
     Attributes:
-        block: The block.
-        variant: The variant.
         verdict: The sanitizer's verdict.
         witness: What it saw, in words; "" if clean.
         fix: The shortest repair that it knows; "" if clean.

@@ -20,9 +20,6 @@ class SimBackend:
     Args:
         configs: Capabilities of the devices; 64 that can everything if not given.
         seed: Decides what runs when.
-
-    Attributes:
-        world: The world.
     """
 
     def __init__(self, configs: Sequence[SimConfig] | None = None, *, seed: int = 0) -> None:

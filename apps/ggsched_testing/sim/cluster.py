@@ -61,7 +61,6 @@ class SimCluster:
 
     Args:
         graph: Of the plan.
-        plan: The plan.
         parts: Of each machine.
         machine_of: The machine of each device.
         topology: All devices.

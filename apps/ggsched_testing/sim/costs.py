@@ -35,7 +35,6 @@ class Costs:
     Attributes:
         enqueue_s: Time of the host for each command.
         launch_s: For each launch, before its first node.
-        node_s: For each node.
         flops_per_s: Arithmetic of matrix products; other ops count one for each element.
         memory_bytes_per_s: Operands of nodes, read and written.
         transfer_s: For each upload, download, copy or fill.

@@ -23,7 +23,6 @@ class SimDevice:
     """A device of a world.
 
     Attributes:
-        world: The world.
         index: Number of its configuration; paths between devices go by it.
         facts: What it declares.
         costs: What things cost in simulated time.

@@ -58,7 +58,6 @@ class NodeWork:
     """One node of a program, bound.
 
     Args:
-        node: The node.
         is_deterministic: If not, sums differ in their last bit every other time.
     """
 

@@ -50,8 +50,6 @@ class SimBuffer:
     """Bytes of one device (BUF-1..4).
 
     Attributes:
-        nbytes: Length.
-        device: Whose memory it is.
         number: Number of the allocation in the world.
         array: The bytes. They outlive ``close``, as poison.
         is_imported: Whether they are borrowed host memory, not to be written.

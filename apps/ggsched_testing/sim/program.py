@@ -15,7 +15,6 @@ class SimProgram:
     """Nodes compiled for one stream (LCH-1..7).
 
     Attributes:
-        stream: The stream.
         label: For people.
         buffers: All memory that it uses.
         seconds: How long it takes in simulated time.

@@ -26,7 +26,6 @@ class Value:
 
     Attributes:
         text: As written in IR.
-        type: Its type.
     """
 
     text: str

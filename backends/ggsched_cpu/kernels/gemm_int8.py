@@ -115,7 +115,6 @@ class Int8Method:
     Attributes:
         b: Writes the kernel.
         dtype: Of the weight.
-        layout: Of its blocks.
     """
 
     b: Builder

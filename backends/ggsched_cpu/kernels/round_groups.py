@@ -18,7 +18,6 @@ class GroupedBlock:
         number: Of the block in its group.
         integers: Its elements, i32.
         fours: The same as bytes, four in each i32.
-        scale: Its scale.
         factor: What sums of elements are multiplied with for corrections, i32.
     """
 

@@ -20,7 +20,6 @@ class Node:
     """A node with numpy views of its operands.
 
     Attributes:
-        bound: The node.
         out: The result.
         inputs: The operands; quantised ones as rows of bytes, bf16 as uint16.
     """

@@ -270,7 +270,6 @@ def emit_fused(
     """Return the tasks of a node and of some that follow it, and how many these are.
 
     Args:
-        node: The node.
         following: Single nodes behind it, in order.
         site: State of the program.
         kernels: What there is.

@@ -29,7 +29,6 @@ class _Layout:
     Attributes:
         family: Suffix of the family of products.
         suffix: Of the families of kernels that fill panels.
-        panel_nbytes: Of a panel.
         own: Arguments of these kernels beyond those of f32.
     """
 

@@ -128,7 +128,6 @@ def rope_arguments(
     """Return what the kernels of ``rope_heads`` take for a rotation.
 
     Args:
-        rope: The node.
         y: Where its result goes, or the cache.
         ids: Rows of the cache, if it goes there.
         kind: Type of the cache, see the kernels.

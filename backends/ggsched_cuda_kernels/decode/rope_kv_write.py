@@ -46,8 +46,6 @@ class Job:
         source: What is rotated or copied, (1, positions, heads, width).
         to: Where it goes: the result, or the cache.
         pairs: Pairs of a head that are rotated.
-        reads: What it reads.
-        writes: What it writes.
     """
 
     args: tuple[Arg, ...]

@@ -123,7 +123,6 @@ class GemvGroup:
     Attributes:
         profile: Of the device.
         x: The row; what the norm takes if there is one.
-        norm: The norm.
         sums: What makes x, for the norm to take.
         jobs: What is computed.
     """

@@ -32,7 +32,6 @@ def pushed_rows(
 
     Args:
         groups: All groups of the program.
-        calls: Its calls.
         ends: For each call how many groups are computed when it has run; 0 within a group.
         profile: Of the device.
     """

@@ -82,7 +82,6 @@ class TileConfig:
         teams: Teams of a group.
         chunks_per_lane: Chunks of a row that a lane of a team takes.
         rows: Rows of a stage, of each side.
-        stage_nbytes: Bytes of a stage.
         most_stages: How many of them there is room for.
         is_aligned: Whether rows begin at multiples of 128 bytes.
         is_tiled: Whether tensor cores multiply tiles of rows. The group is one team then,

@@ -23,7 +23,6 @@ class QueuedDevice(DeviceCore[S]):
     """Makes streams whose queues are a library's.
 
     Args:
-        facts: Of the device.
         timeout_s: How long a stream waits for an event of another backend before it fails;
             ``GGSCHED_TIMEOUT_S`` or 30 if not given.
 

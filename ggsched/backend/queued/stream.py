@@ -23,7 +23,6 @@ class QueuedStream(Generic[Q]):
     """An in-order queue of commands (STR-1..6).
 
     Args:
-        device: The device.
         queue: The library's queue.
 
     Attributes:

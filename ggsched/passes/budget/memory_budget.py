@@ -48,7 +48,6 @@ def find_slack(
         over: Devices whose budget is not kept without added waits.
         times: When each step runs without added waits.
         budget: Most bytes of the compute arena by device index.
-        topology: The machine.
         allocate: Plans memory with the slack that it is given.
 
     Raises:
@@ -117,9 +116,7 @@ def with_trades(plan: Plan, timeline: PredictedTimeline, rates: MachineRates) ->
     """Return a plan that names its trades.
 
     Args:
-        plan: The plan.
         timeline: When its commands are predicted to run.
-        rates: Of the machine.
     """
     costs = _Costs(plan, timeline, rates)
     trades = [

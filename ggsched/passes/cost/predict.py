@@ -40,7 +40,6 @@ def predict_step(graph: Graph, plan: Plan, rates: MachineRates) -> Prediction:
 
     Args:
         graph: The graph that the plan was made of; sizes of nodes are not in a plan.
-        plan: The plan.
         rates: Of the plan's devices, by index.
     """
     costs = RateCosts(graph, plan, rates)

@@ -70,8 +70,6 @@ def simulate(
     """Return the timeline of the last of some consecutive steps (runs of the plan).
 
     Args:
-        plan: The plan.
-        costs: What its commands cost.
         steps: How often it runs; with more than one the last finds the streams as an earlier one
             left them.
         processors: See ``ggsched.topology.caps.processors``: launches of different devices on one

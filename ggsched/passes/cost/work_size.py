@@ -36,7 +36,6 @@ def node_cost(rates: Rates, graph: Graph, node: Node, streams: float = 1) -> flo
     Args:
         rates: Of the device that runs it.
         graph: Of the node.
-        node: The node.
         streams: Streams of the device that are busy meanwhile.
     """
     return node_seconds(rates.of_kernel(kernel_name(graph, node)), *node_size(graph, node), streams)

@@ -69,8 +69,6 @@ def allocate(
     """Return arenas, a region for each value, and who took over whose bytes.
 
     Args:
-        graph: The graph.
-        topology: The machine.
         splits: Values, and who touches them.
         live: Lives of the values in program order.
         policy: When values may share bytes.

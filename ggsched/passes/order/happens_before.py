@@ -85,7 +85,6 @@ class AfterItem(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         lane: Lane of the item.
-        item: The item.
         beyond: What it knows beyond the host.
         host: What the host knows.
         version: When it knew that.

@@ -21,7 +21,6 @@ class Liveness:
 
     Attributes:
         node_step: Step of each node; that of the last node for all nodes of a group.
-        transfer_step: Step of each transfer.
         lives: Life of each value. Values bound to weights and states and values in host slots
             live from the first step to the last.
         held: For the last node of each group the values that the others read, whose bytes its

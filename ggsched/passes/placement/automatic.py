@@ -61,7 +61,6 @@ class Automatic:
 
         Args:
             graph: What to place.
-            topology: The machine.
             constraints: What the caller decided.
             known: Homes by name that plans of other graphs have given to weights and states.
         """

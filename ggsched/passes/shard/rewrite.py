@@ -108,7 +108,6 @@ class Sharded:
     """A graph in parts.
 
     Attributes:
-        graph: It.
         tensor_of: The new id of each output of the old graph, whole.
     """
 

@@ -57,7 +57,6 @@ def decide(node: Node, operands: Sequence[Operand]) -> Decision | None:
     """Return what a node becomes, or None if it needs whole operands.
 
     Args:
-        node: The node.
         operands: In the order of its inputs.
     """
     if all(isinstance(o.layout, Whole) for o in operands):

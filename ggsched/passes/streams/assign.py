@@ -44,7 +44,6 @@ def assign(
 
     Args:
         graph: What is planned.
-        topology: For which machine.
         splits: What runs where.
         policy: How many streams a device may use where nodes of a split are independent.
         rates: What things cost.

@@ -95,7 +95,6 @@ class _Search:
     """Looks for groups in one split.
 
     Attributes:
-        graph: The graph.
         uses: Who touches what.
         first: First node of the split.
         taken: Nodes that belong to a group already.
