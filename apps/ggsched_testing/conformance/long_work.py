@@ -83,7 +83,8 @@ def exact_node(
 class Enqueuing:
     """Enqueues many commands on a stream that is held as long as that blocks nobody.
 
-    A queue may be full (STR-2): if enqueueing does not get on, the latch is released."""
+    A queue may be full (STR-2): if enqueueing does not get on, the latch is released.
+    """
 
     def __init__(self, w: TestContext, q: Stream) -> None:
         self._w = w
