@@ -9,7 +9,7 @@ from ggsched.errors import ModelError
 from ggsched_llm.gguf_header import quoted
 from ggsched_llm.vocab import STOP_NAMES, Vocab
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ggsched")
 
 _CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -8,7 +8,7 @@ from ggsched.errors import UsageError
 from ggsched_llm.chat import ChatTemplate, Message
 from ggsched_llm.tokenizer import Tokenizer
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ggsched")
 
 # Code points that Unicode reserves for programs, so that no text has them.
 _MARKS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))

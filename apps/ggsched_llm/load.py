@@ -31,7 +31,7 @@ from ggsched_llm.weights import converted_array, stored_array
 if TYPE_CHECKING:
     from ggsched_llm.chat import ChatTemplate
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ggsched")
 
 _OF_THE_MODEL: Final = re.compile(
     r"(?:blk|model\.layers)\.([0-9]{1,9})\.|(?:token|output|rope|position)_?"

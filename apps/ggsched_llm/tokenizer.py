@@ -19,7 +19,7 @@ from ggsched_llm.special_tokens import SpecialTokens
 from ggsched_llm.spm import SPACE, make_spm
 from ggsched_llm.vocab import CONTROL_TYPES, SPECIAL_TYPES, TokenType, Vocab, byte_of
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ggsched")
 
 _Encode = Callable[[str], list[int]]
 _FEW: Final = 256

@@ -29,6 +29,8 @@ def _reads(call: ast.Call) -> bool:
     if not isinstance(function, ast.Attribute):
         return False
     of, attribute = ast.unparse(function.value), function.attr
+    if attribute == "mmap" and call.args and ast.unparse(call.args[0]) == "-1":
+        return False  # of no file
     if attribute in METHODS or attribute in READERS.get(of.split(".")[0], ()):
         return True
     if attribute == "open" and of == "os":

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from ggsched.moved import MOVED
-from tests.meta.repository import ROOT, python_files
+from tests.meta.repository import CODE, ROOT, name_of, python_files
 
 ALLOWED = {"ggsched", "msgspec", "numpy", *sys.stdlib_module_names}
 CORE = sorted(
@@ -75,3 +75,9 @@ def test_old_names_give_the_same_module_and_name_the_new_one(old):
     assert module is import_module(new)
     assert module.__spec__.name == new
     assert warned[-1] == f"{old} is now {new}"
+
+
+def test_messages_of_applications_reach_the_handlers_of_ggsched():
+    """A logger by the name of an application's module is not below ``ggsched``."""
+    own = [name_of(p) for p in python_files(*CODE) if "getLogger(__name__)" in p.read_text("utf-8")]
+    assert own == []

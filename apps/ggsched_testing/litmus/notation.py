@@ -32,7 +32,7 @@ _RANGE: Final = re.compile(
 _MARKERS: Final[dict[str, Variant]] = {"-": "broken", "+": "fixed"}
 
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ggsched")
 
 
 def parse_litmus(text: str, file: str = "litmus") -> list[LitmusBlock]:
