@@ -18,6 +18,12 @@ def closed_error(what: str) -> UsageError:
     return UsageError(f"the {what} is closed", hint="nothing can be called after close()")
 
 
+def check_timeout(timeout_s: float, where: str) -> None:
+    """Refuse NaN, which every comparison would take for a time that is not over (STR-5)."""
+    if timeout_s != timeout_s:
+        raise UsageError("the timeout is NaN", where=where, hint="seconds; inf waits without limit")
+
+
 def out_of_memory_error(
     facts: DeviceFacts, nbytes: int, free_nbytes: int, why: str = ""
 ) -> OutOfDeviceMemory:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
+from ggsched.backend.checks import check_timeout
 from ggsched.backend.program_body import Command
-from ggsched.backend.timeouts import check_timeout, late_error
+from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault, GgschedError, SyncTimeout
 from ggsched.units import seconds_text
 

@@ -47,12 +47,6 @@ def start_thread(thread: threading.Thread, where: str) -> None:
         ) from error
 
 
-def check_timeout(timeout_s: float, where: str) -> None:
-    """Refuse NaN, which every comparison would take for a time that is not over (STR-5)."""
-    if timeout_s != timeout_s:
-        raise UsageError("the timeout is NaN", where=where, hint="seconds; inf waits without limit")
-
-
 def late_error(where: str, timeout_s: float, what: str = "") -> SyncTimeout:
     """Return the error for what was not complete in time (STR-5).
 

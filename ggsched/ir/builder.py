@@ -399,6 +399,7 @@ class GraphBuilder(Methods):
         """Add a node of an op whose second operand may be a number; the method ``add`` calls this.
 
         Args:
+            op_name: As in ``op``.
             scaled: Returns factor and summand of ``scale``, which takes the place of the op.
             a: First operand.
             b: Second operand, or a number.

@@ -97,7 +97,7 @@ def test_r25_result_over_an_operand_that_is_still_read():
     arena = w.arena("compute", 0, 4 * N)
     g, p = w.value(arena, 0, N), w.value(arena, N, N)
     over = w.value(arena, N, N, over=p)
-    last = w.value(arena, 0, N)
+    last = w.value(arena, 0, N, over=g)
     w.launch(q, w.node("w", g), w.node("w", p), w.node("rw", g, over), w.node("rrw", g, p, last))
     assert "which v2 took over before" in only(w.plan()).what
 

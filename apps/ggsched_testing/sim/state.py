@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from ggsched.backend.checks import check_timeout
 from ggsched.backend.progress import Fault
 from ggsched.backend.protocols import Device, Event, HostMemory
-from ggsched.backend.timeouts import check_timeout
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.topology.caps import DeviceFacts
 from ggsched_testing.schedule_policy import RandomPolicy, SchedulePolicy

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, Generic, TypeVar
 
 from ggsched.backend.capture_errors import captured_event_error
-from ggsched.backend.checks import closed_error, unrecorded_error
+from ggsched.backend.checks import check_timeout, closed_error, unrecorded_error
 from ggsched.backend.protocols import Device
 from ggsched.backend.queued.error_state import PendingStatus, first_fault, reraise_copy
 from ggsched.backend.queued.polling import Polling
-from ggsched.backend.timeouts import check_timeout, late_error
+from ggsched.backend.timeouts import late_error
 from ggsched.errors import DeviceFault
 
 

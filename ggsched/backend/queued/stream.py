@@ -4,9 +4,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ggsched.backend import checks
 from ggsched.backend.base_buffer import own_buffer, writable_memory
+from ggsched.backend.checks import check_timeout
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Program
 from ggsched.backend.queued.command_queue import CommandQueue, CommandSink
-from ggsched.backend.timeouts import check_timeout
 from ggsched.backend.timing import Latest
 
 Q = TypeVar("Q", bound=CommandQueue[Any])
