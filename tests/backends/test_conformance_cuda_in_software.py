@@ -23,6 +23,7 @@ pytestmark = NEEDS
 
 EXAMPLES = 10
 MUTANT_EXAMPLES = 50
+TRIES = 3
 ARITHMETIC = (
     "lch1_every_op", "lch2_every_op", "lch2_drawn_in_place", "lch3_", "lch4_same_bytes",
     "lch5_scratch_is_apart", "lch5_drawn_products",
@@ -85,7 +86,9 @@ def test_rule_behind_a_foreign_event(driver, rule):
 def test_mutants_are_rejected(driver, monkeypatch, mutant):
     monkeypatch.setattr("ggsched_cuda.driver.cu", SimpleNamespace(cuStreamSynchronize=driver.drain))
     kit = ConformanceRunner(mutated(mutant.mutate), max_examples=MUTANT_EXAMPLES)
-    assert any(kit.run(case).verdict == "fail" for case in select(mutant.rules))
+    # Some are wrong only while the host is faster than a copy, which a busy machine may prevent.
+    cases = [*select(mutant.rules)] * TRIES
+    assert any(kit.run(case).verdict == "fail" for case in cases)
 
 
 def test_streams_are_held(kit):
