@@ -133,7 +133,9 @@ def infer(op: OpDef, operands: Sequence[Tensor], params: Params) -> tuple[DType,
     Raises:
         GraphError: operands or parameters that do not fit the op.
     """
-    for i, (t, o) in enumerate(zip(operands, op.present(params), strict=False)):
+    has_all = len(operands) == len(op.operands)  # mostly, and then nothing is looked up
+    present = range(len(operands)) if has_all else op.present(params)
+    for i, (t, o) in enumerate(zip(operands, present, strict=False)):
         types = op.types[o] if o < len(op.types) else ("...",)
         if "..." not in types and t.dtype not in _dtypes(types):
             hint = "cast it with cont(dtype='f32')" if types == ("f32",) else ""

@@ -291,10 +291,12 @@ def method(
     known = {own: name for name, own in spelled.items()}
     params = {known.get(p, p): d for p, d in record.defaults.items() if p not in operands}
     order = (*dict.fromkeys((*first, *operands)), *params)
-    plain = -1 if any((*operands.values(), first, given, scaled, parts)) else len(operands)
+    plain = -1 if any((*operands.values(), first, given, parts)) else len(operands)
 
     def call(self: Builder[Any], *these: Any, name: str = "", **named: Any) -> Any:
         if len(these) == plain and not named:  # models have thousands of these
+            if scaled is not None:
+                return self.op_with_number(record.name, scaled, *these, name=name)
             return self.op(record.name, *these, name=name)
         values = {**dict(zip(order, these, strict=False)), **named}
         found: list[Any] = []
