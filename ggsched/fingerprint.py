@@ -1,4 +1,4 @@
-"""Distinguishes states of the sources, since all checkouts have one version."""
+"""Distinguishes states of Python sources, since all checkouts have one version."""
 
 import hashlib
 from functools import cache

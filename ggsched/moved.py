@@ -1,7 +1,7 @@
 """Old names of modules that are elsewhere now: an import of one works and names the new one.
 
-``ggsched`` puts the finder in front of Python's own: these would find a module of a moved package
-by its old name, which would be a second copy of it.
+``ggsched`` puts the finder in front of Python's own, which would load a module of a moved package
+again, under its old name.
 """
 
 import importlib.abc
@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
@@ -30,7 +31,7 @@ MOVED: Final = {
     "ggsched.trace.versions": "ggsched.trace.unroll",
     "ggsched.trace.plan_account": "ggsched.trace.utilization",
 }
-"""New names of packages and modules by their old ones; modules in a package kept theirs."""
+"""New names by old ones, of packages and of modules. A module in a package kept its name there."""
 
 
 class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -40,7 +41,8 @@ class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module whose package was moved."""
-        return ModuleSpec(fullname, self) if _new_name(fullname) else None
+        new = _new_name(fullname)
+        return ModuleSpec(fullname, self) if new and find_spec(new) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Return an empty module, whose place the one by the new name takes."""

@@ -29,7 +29,7 @@ from ggsched.cli.spelling import HasForeignOptions, spelled
 from ggsched.cli.user_ops import import_modules
 from ggsched.cli.versions import print_versions
 from ggsched.config import Settings
-from ggsched.errors import GgschedError
+from ggsched.errors import BackendBroken, GgschedError
 from ggsched.printable import write_err
 
 OK: Final = 0
@@ -44,13 +44,37 @@ _OURS: Final = "ggsched.cli.process_is_ours"
 _OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What writing fails with; a closed pipe apart."""
 
-_GROUP: Final = "ggsched.commands"
+GROUP: Final = "ggsched.commands"
 """Entry points of subcommands: of this package, of the applications, and of other distributions."""
 
 
 @cache
 def _entry_points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in sorted(entry_points(group=_GROUP))}
+    return {point.name: point for point in sorted(entry_points(group=GROUP))}
+
+
+class _Broken(click.Command):
+    """A subcommand that cannot be loaded."""
+
+    def __init__(self, point: EntryPoint, error: Exception) -> None:
+        super().__init__(point.name, help=f"(cannot be loaded: {type(error).__name__})")
+        self._point, self._error = point, error
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Refuse the call.
+
+        Raises:
+            BackendBroken: always, but for an extra of ggsched that is missing.
+        """
+        error = self._error
+        if isinstance(error, ModuleNotFoundError) and error.name == "hypothesis":
+            raise error
+        raise BackendBroken(
+            f"the command {self.name!r} cannot be loaded",
+            where=self._point.value,
+            why=f"{type(error).__name__}: {error}",
+            hint="report this to the author of the distribution that has it",
+        ) from error
 
 
 class Commands(click.Group):
@@ -65,9 +89,12 @@ class Commands(click.Group):
         point = _entry_points().get(cmd_name)
         if point is None:
             return None
-        command = point.load()
+        try:
+            command = point.load()
+        except Exception as error:  # of any distribution; the other commands still work
+            return _Broken(point, error)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{point.value} is not a click command")
+            return _Broken(point, TypeError("it is not a click command"))
         apart = copy.copy(command)  # with a callback of its own; the module's stays as it is
         apart.callback = _apart(command.callback)
         return apart
@@ -136,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _interrupted(is_ours)
     except BrokenPipeError:
-        _forget_stdout()
+        _forget_stdout(is_ours)
         return PIPE_CLOSED
     except click.ClickException as error:
         return _refuse(error)
@@ -145,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _report("out of host memory (take a smaller model or context)", USAGE)
     except OSError as error:
-        _forget_stdout()
+        _forget_stdout(is_ours)
         why = error.strerror or str(error)
         what = error.filename or ("the output" if error.errno in _OUTPUT else "the system")
         return _report(f"{what}: {why}", ENVIRONMENT)
@@ -249,8 +276,9 @@ def _report(line: str, code: int) -> int:
     return code
 
 
-def _forget_stdout() -> None:
-    """Let the interpreter's last flush go nowhere instead of failing again."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stdout.flush()
+def _forget_stdout(is_ours: bool) -> None:
+    """Let the last flush of our own process go nowhere instead of failing again."""
+    if is_ours:
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            sys.stdout.flush()

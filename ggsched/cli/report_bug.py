@@ -6,6 +6,8 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,7 @@ from rich.console import Console
 from ggsched.backend.registry import discover
 from ggsched.cli.console import NO_LIMIT, write_json
 from ggsched.cli.devices import remarks, table
+from ggsched.cli.main import GROUP
 from ggsched.cli.options import json_option
 from ggsched.cli.versions import version_lines
 from ggsched.config import VARIABLES, Settings
@@ -55,9 +58,15 @@ def report_bug(settings: Settings, /, as_json: bool) -> None:
     write_out(_ASKED + "\n".join(parts))
 
 
+def _applications() -> list[str]:
+    """Return the packages that commands are in."""
+    found = {p.value.partition(":")[0].partition(".")[0] for p in entry_points(group=GROUP)}
+    return sorted(name for name in found - {"ggsched"} if find_spec(name) is not None)
+
+
 def _sections(settings: Settings) -> Iterator[tuple[str, str]]:
     first, *others = version_lines()
-    yield "Versions", "\n".join([f"{first}, sources {fingerprint()}", *others])
+    yield "Versions", "\n".join([f"{first}, sources {fingerprint(*_applications())}", *others])
     yield "Machine", _machine()
     statuses = discover(allow=settings.backends)
     text = io.StringIO()

@@ -2,9 +2,10 @@
 
     plan = make_plan(graph, topology, constraints, placement=CostBased())
 
-A policy is an object with a ``key`` and a method ``place``. ggsched has three, in
-``ggsched.passes.placement``: ggml's rules (the default), pins by pattern, and a search by predicted
-cost. Constraints bind every policy: a placement that does not keep them is refused.
+A policy is an object with a ``key`` and a method ``place``. ``ggsched.passes.placement`` has ggml's
+rules (the default of ``make_plan``), pins by pattern, a search by predicted cost, and one that
+chooses among these (the default of ``Scheduler``). Constraints bind every policy: a placement that
+does not keep them is refused.
 """
 
 import hashlib

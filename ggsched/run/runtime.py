@@ -8,7 +8,7 @@ from ggsched.backend.checked import checked
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings, exported
-from ggsched.errors import BackendUnavailable, GgschedError
+from ggsched.errors import BackendUnavailable, GgschedError, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import Plan
 from ggsched.run.executor import Executor
@@ -80,10 +80,10 @@ def names_of(devices: Sequence[str] | Sequence[Device] | None) -> list[str] | No
 def opened(
     devices: Sequence[str] | Sequence[Device] | None, settings: Settings
 ) -> tuple[list[Device], list[Device]]:
-    """Return the devices to close in the end, and all devices.
+    """Return the devices that the caller of this function has to close, and all devices.
 
     Raises:
-        UsageError: a device name that makes no sense, or no devices.
+        UsageError: a device name that makes no sense, no devices, or names beside open devices.
         BackendUnavailable: a device that is not there.
         BackendBroken: a plug-in that fails or lies about itself.
     """
@@ -91,6 +91,11 @@ def opened(
         with exported(settings):
             found = list(open_devices(names_of(devices), allow=settings.backends, on_skip=_say))
         return found, found
+    if names := names_of(devices):
+        raise UsageError(
+            f"the devices are names ({', '.join(names)}) and open devices",
+            hint="give names alone, or open all of them with open_devices",
+        )
     return [], [d for d in devices if not isinstance(d, str)]
 
 

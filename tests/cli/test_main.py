@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import EntryPoint
 
 import click
 import pytest
@@ -12,7 +13,7 @@ import ggsched
 from ggsched.cli import main as main_module
 from ggsched.cli.main import cli, main
 from ggsched.cli.options import device_names, field_option, whole_numbers
-from ggsched.errors import BackendUnavailable, ModelError, RaceFound
+from ggsched.errors import BackendBroken, BackendUnavailable, ModelError, RaceFound
 from ggsched_llm.offload import Offload
 
 
@@ -280,3 +281,24 @@ def test_a_missing_hypothesis_is_named(monkeypatch, capsys):
     assert main(["conform", "cpu"]) == 3
     err = capsys.readouterr().err
     assert err == "ggsched: error: hypothesis is missing (pip install 'ggsched[test]')\n"
+
+
+def test_a_command_that_cannot_be_loaded_leaves_the_others(monkeypatch, capsys):
+    point = EntryPoint("broken", "no_such_package:command", "ggsched.commands")
+    known = {**main_module._entry_points(), "broken": point}
+    monkeypatch.setattr(main_module, "_entry_points", lambda: known)
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "broken" in out
+    assert "devices" in out
+    assert main(["broken", "x"]) == BackendBroken.exit_code
+    err = capsys.readouterr().err
+    assert err.startswith("ggsched: error: no_such_package:command: the command 'broken' cannot be")
+    assert "report this to the author" in err
+
+
+def test_an_error_of_files_leaves_stdout_of_another_process_alone(monkeypatch):
+    kept = os.fstat(1)
+    monkeypatch.setattr(main_module, "_run", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    assert main(["devices"]) == 3
+    assert os.path.samestat(os.fstat(1), kept)

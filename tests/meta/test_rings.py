@@ -81,3 +81,8 @@ def test_messages_of_applications_reach_the_handlers_of_ggsched():
     """A logger by the name of an application's module is not below ``ggsched``."""
     own = [name_of(p) for p in python_files(*CODE) if "getLogger(__name__)" in p.read_text("utf-8")]
     assert own == []
+
+
+def test_a_module_that_there_never_was_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match=r"ggsched\.models\.nope"):
+        imported("ggsched.models.nope")

@@ -130,3 +130,8 @@ def test_a_failure_to_close_does_not_cover_up_what_led_there():
     ):
         scheduler.run(graph, {"x": np.ones(4, np.float32)})
     assert any("then, closing" in note for note in info.value.__notes__)
+
+
+def test_names_beside_open_devices_are_refused():
+    with pytest.raises(UsageError, match=r"names \(cpu:1\) and open devices"):
+        Scheduler(["cpu:1", TestDevice()])

@@ -1,4 +1,4 @@
-"""ggml's rules: the default policy.
+"""ggml's rules: the default policy of ``make_plan``.
 
 The steps follow ggml's scheduler (``ggml_backend_sched_split_graph``): what is pinned first, then
 whatever reads a weight goes to that weight, then assigned devices spread along the node order,
