@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import termios
 
+_DROPPED = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 _SEQUENCE = re.compile(rb"\x1b\[([?0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
@@ -155,8 +157,7 @@ def started(arguments, width=80, program=None, stdout=None, typed=b"", **changes
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     os.write(ours, typed)
-    dropped = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
-    environ = {k: v for k, v in os.environ.items() if k not in dropped}
+    environ = {k: v for k, v in os.environ.items() if k not in _DROPPED}
     process = subprocess.Popen(
         [sys.executable, *(program or ["-m", "ggsched"]), *arguments],
         stdin=theirs,
@@ -200,3 +201,68 @@ def in_terminal(
     screen.feed(written)
     screen.written = written
     return code, screen
+
+
+_MANY = """
+import json, os, sys
+from ggsched.cli.main import main
+lines, codes = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+for line in lines:
+    folder, arguments = json.loads(line)
+    os.chdir(folder)
+    code = main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    print(code, file=codes, flush=True)
+"""
+
+
+class CommandsInTerminal:
+    """One process, with a terminal, that runs command after command.
+
+    A process of its own for each costs half a second.
+    """
+
+    def __init__(self):
+        given, self._lines = os.pipe()
+        codes, theirs_codes = os.pipe()
+        self._codes = os.fdopen(codes)
+        self._fd, theirs = pty.openpty()
+        environ = {k: v for k, v in os.environ.items() if k not in _DROPPED}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MANY, str(given), str(theirs_codes)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environ | {"TERM": "xterm-256color"},
+            pass_fds=(given, theirs_codes),
+            start_new_session=True,
+        )
+        for fd in (given, theirs, theirs_codes):
+            os.close(fd)
+
+    def run(self, arguments, folder, width, timeout_s=60):
+        """Run a command; return its exit code and the screen."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        os.write(self._lines, json.dumps([str(folder), arguments]).encode() + b"\n")
+        written = b""
+        while True:
+            ready, _, _ = select.select([self._fd, self._codes], [], [], timeout_s)
+            if self._fd in ready:
+                written += os.read(self._fd, 1 << 16)
+            elif ready:  # and all that it wrote before was read
+                break
+            else:
+                self.close()
+                raise AssertionError(f"{arguments} goes on behind {written!r}")
+        screen = Screen(width)
+        screen.feed(written)
+        return int(self._codes.readline()), screen
+
+    def close(self):
+        """End the process."""
+        os.close(self._lines)
+        self._codes.close()
+        self._process.kill()
+        self._process.wait()
+        os.close(self._fd)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ggsched.cli.main import main
-from tests.cli.terminal import in_terminal
+from tests.cli.terminal import CommandsInTerminal
 from tests.models.helpers import ORACLE
-from tests.support.profile import some
 
 LLAMA = str(ORACLE / "llama-tiny-f32.gguf")
 CPU = f"{LLAMA} --devices cpu:0"
@@ -23,20 +22,7 @@ TABLE = [
     for line in Path(__file__).with_name("command_lines.txt").read_text().splitlines()
     if not line.startswith("#")
 ]
-IN_TERMINALS = [
-    "run $R -fa on",
-    "run $R -hf x/y",
-    "run $R --tempp 1",
-    "run $R -np 2",
-    "run $M",
-    "run $R -ngl 99",
-    "bench $B -pg 512",
-    "bench $B",
-    "plan $P --n_tokens 4",
-    "devices --jsn",
-    "device",
-    "-m $M -p x",
-]
+WIDTHS = (40, 79, 80, 120, 200)
 
 
 def words(line):
@@ -74,14 +60,19 @@ def test_first_lines_and_exit_codes(line, code, first, token, capsys, monkeypatc
         assert out == ""
 
 
-@pytest.mark.parametrize("line", some(5, IN_TERMINALS))
-def test_in_a_terminal_it_is_the_same(line, token):
+@pytest.fixture(scope="module")
+def terminal():
+    commands = CommandsInTerminal()
+    yield commands
+    commands.close()
+
+
+@pytest.mark.parametrize(("line", "code", "first"), TABLE, ids=[row[0] for row in TABLE])
+def test_in_a_terminal_it_is_the_same(line, code, first, token, terminal, tmp_path):
     """Narrow and wide, folded at words."""
-    width = 40 if IN_TERMINALS.index(line) % 2 else 120
-    code, first = next((code, first) for known, code, first in TABLE if known == line)
-    found, screen = in_terminal(*words(line), width=width)
+    width = WIDTHS[len(line) % len(WIDTHS)]
+    found, screen = terminal.run(words(line), tmp_path, width)
     assert found == int(code), screen.lines
     assert screen.unknown == []
     text = " ".join(row.strip() for row in screen.lines)
-    start = first.replace("$T", token).strip("| ")
-    assert start in text, screen.lines
+    assert first.replace("$T", token).strip("| ") in text, screen.lines
