@@ -27,6 +27,7 @@ SUITES = (
     "predict",
     "cluster",
     "scale",
+    "page",
 )
 
 
