@@ -23,6 +23,7 @@ def compare_files(
 
     a, b = (_decoded(path) for path in paths)
     found = compare(a, b, paths)
+    write_out(f"A is {paths[0]}, B is {paths[1]}; the ratio is B / A.\n\n")
     width = max(len("test"), *(len(ratio.test) for ratio in found))
 
     def line(ratio: SpeedRatio) -> str:

@@ -8,7 +8,7 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from ggsched.cli.console import messages, write_line
+from ggsched.cli.console import leave_line_open, messages, write_line
 from ggsched.cli.interruption import Stopping
 from ggsched.cli.output_files import output_file
 from ggsched.errors import ModelError, UsageError
@@ -118,6 +118,7 @@ class _Conversation:
                 self.ask(line.strip())
             case "/clear":
                 self._clear()
+                messages().print("The conversation is forgotten.")
             case "/regen":
                 self._again()
             case "/save":
@@ -163,6 +164,7 @@ class _Conversation:
         turns = [turn._asdict() for turn in self._turns]
         with output_file(_named(path, "/save"), "the conversation") as file:
             file.write(json.dumps(turns, indent=1, ensure_ascii=False).encode() + b"\n")
+        messages().print(f"{len(turns)} messages are in {path}.")
 
     def _load(self, path: str) -> None:
         try:
@@ -204,6 +206,7 @@ class _Conversation:
             written.append(text)
             write_out(text)
             results().flush()
+            leave_line_open(not text.endswith("\n"))
 
         sampling = replace(talk.sampling, seed=talk.sampling.seed + self.answers)
         most = tokens_at_most(talk.n_predict, len(ids), session.options.n_ctx)
@@ -216,6 +219,7 @@ class _Conversation:
             write(cut.push(decoder.finish()) + cut.finish())
         write_out("\n")
         results().flush()
+        leave_line_open(False)
         return "".join(written), generated
 
 

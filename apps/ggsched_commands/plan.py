@@ -89,7 +89,7 @@ def plan(
     expected = (prompt_tokens, n_predict) if memory else (n_tokens, 0)
     with open_session(options, settings, devices=devices, expected=_expected(*expected)) as session:
         if session.default_devices is not None and not as_json:
-            messages().print(session.default_devices.reason(), soft_wrap=True)
+            messages().print(session.default_devices.reason(), soft_wrap=False)
         if memory:
             print_memory(session, prompt_tokens, n_predict, as_json=as_json)
             return

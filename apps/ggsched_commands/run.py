@@ -283,7 +283,7 @@ def _prepare(
     if recorder is not None:
         recorder.setup = run_setup(session, len(ids))
     if session.default_devices is not None and not as_json:
-        messages().print(session.default_devices.reason(), soft_wrap=True)
+        messages().print(session.default_devices.reason(), soft_wrap=False)
 
 
 def _generate(

@@ -128,7 +128,7 @@ def pipeline_line(stats: dict[str, Any], wanted: str) -> str:
     devices = len(stats.get("streams", ()))
     where = f" over {devices} devices" if devices > 1 else ", on one device only"
     if joined:
-        return f"pipelined: micro-batches of {joined} of {batches} batches ran together{where}"
+        return f"pipelined: in {joined} of {batches} batches the micro-batches ran together{where}"
     return f"not pipelined: {batches} batches ran micro-batch by micro-batch, predicted as faster"
 
 

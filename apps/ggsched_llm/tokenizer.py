@@ -209,9 +209,9 @@ class Tokenizer:
         ids = self._encoder(text)
         unknown = self.vocab.special.get("unknown")
         if unknown not in ids and b"".join(map(self.token_bytes, ids)) != raw:
-            missing = [c for c in dict.fromkeys(text) if self._lacks(c)]
+            missing = [quoted(c) for c in dict.fromkeys(text) if self._lacks(c)]
             raise ModelError(
-                f"its vocabulary cannot write {quoted(''.join(missing) or text)}",
+                f"its vocabulary cannot write {', '.join(missing) or quoted(text)}",
                 where=self._file,
                 hint=self._writable(),
             )

@@ -171,11 +171,16 @@ def _moved_stdout() -> int | None:
 
 def write_line(text: str) -> None:
     """Write a message on lines of its own on stderr, folded at words on a terminal."""
+    end_open_line()
+    write_err(folded(text, columns(sys.stderr)) + "\n")
+
+
+def end_open_line() -> None:
+    """End the line of results that is open on the terminal, if one is."""
     lines = _lines()
     if lines is not None and lines.is_line_open and is_terminal(sys.stderr):
         write_err("\n")
         lines.is_line_open = False
-    write_err(folded(text, columns(sys.stderr)) + "\n")
 
 
 def leave_line_open(is_open: bool) -> None:

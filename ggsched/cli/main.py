@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 import click
 from click.shell_completion import shell_complete
 
-from ggsched.cli.console import own_results, warn_on_stderr, write_line
+from ggsched.cli.console import end_open_line, messages, own_results, warn_on_stderr, write_line
 from ggsched.cli.interruption import is_interruption
 from ggsched.cli.spelling import HasForeignOptions, spelled
 from ggsched.cli.user_ops import import_modules
@@ -218,6 +218,8 @@ def _has_streams() -> bool:
 
 
 def _interrupted(is_ours: bool) -> int:
+    end_open_line()
+    messages().show_cursor()  # live lines hide it, and may be interrupted as they do
     if is_ours:
         _leave(INTERRUPTED)
     return INTERRUPTED

@@ -113,6 +113,15 @@ class Dialogue:
         assert len(self.written) > self._seen, "nothing is written"
         return self
 
+    def shows_text(self, nbytes=8):
+        """Wait until that much is written behind live lines, which hide the cursor."""
+        while b"\x1b[?25l" in (parts := self.written.rpartition(b"\x1b[?25h"))[2] or (
+            not parts[1] or len(parts[2].rpartition(b"\x1b[2K")[2]) < nbytes
+        ):
+            self._seen = len(self.written)
+            self.goes_on()
+        return self
+
     def _part(self, timeout_s):
         ready, _, _ = select.select([self.fd], [], [], timeout_s)
         return os.read(self.fd, 1 << 16) if ready else b""

@@ -179,7 +179,7 @@ def test_two_results_beside_each_other(files, capsys):
     assert main(["bench", "--compare", a, b]) == 0
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in capsys.readouterr().out.splitlines()
+        for line in capsys.readouterr().out.splitlines()[2:]
     ]
     assert [row[0] for row in rows] == ["test", "----", "pp4", "tg2", "tg9"]
     assert rows[2][1] == "2.000"

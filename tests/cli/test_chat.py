@@ -138,3 +138,28 @@ def test_single_turns_and_the_length_of_answers(talk):
     assert whole == talk(options=("-p", "hello", "-n", "-1"))[1]
     assert whole == talk(options=("-p", "hello", "-n", "-2"))[1]
     assert len(whole) > len(talk(options=("-p", "hello", "-n", "32"))[1])
+
+
+def test_what_was_interrupted_ends_its_line(endless):
+    """The prompt of the shell stands on a line of its own."""
+    options = ("-c", "30000", "--temp", "1", "-n", "-1", "-p", "hello")
+    override = ("--override-kv", "llama.context_length=int:30000")
+    dialogue = Dialogue("run", endless, *CPU, *options, *override, GGSCHED_STREAMS="1").shows_text()
+    code, _ = dialogue.types("\x03").ends()
+    assert code == 130
+    assert dialogue.written.removesuffix(b"\x1b[?25h").endswith(b"^C\r\n")
+
+
+def test_warnings_have_lines_of_their_own(endless):
+    dialogue = Dialogue("run", endless, *CPU, "--chat", "-c", "40", "-n", "-1", "--temp", "1")
+    code, lines = dialogue.until("> ").types("hello\n").until("is full").until("\n> ").interrupts()
+    assert code == 130
+    said = next(line for line in lines if "warning: the context of 40" in line)
+    assert said.startswith("ggsched: ")
+
+
+def test_an_interruption_at_any_time_shows_the_cursor_again(model):
+    dialogue = Dialogue("run", model, *CPU, "-p", "hello", "-n", "3").until("\x1b[?25l")
+    code, _ = dialogue.types("\x03").ends()
+    assert code == 130
+    assert dialogue.written.rfind(b"\x1b[?25h") > dialogue.written.rfind(b"\x1b[?25l")

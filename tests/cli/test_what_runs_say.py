@@ -28,7 +28,10 @@ def call(capsys):
 
 
 SAID = {
-    "on": (["--pipeline", "on"], r"\npipelined: micro-batches of 1 of 1 batches ran together over"),
+    "on": (
+        ["--pipeline", "on"],
+        r"\npipelined: in 1 of 1 batches the micro-batches ran together",
+    ),
     "one": (["--pipeline", "on", "-ub", "8"], r"\nnot pipelined: no batch had more than one micro"),
     "off": (["--pipeline", "off"], r"^(?!.*pipelined)"),
 }

@@ -144,7 +144,7 @@ def test_demo_vocabulary(tmp_path, meta):
     assert tokenizer.decode([8, 0, 2, 12], special=True) == "802<|end|>"
     assert tokenizer.encode("1<|end|>") == [1, 12]
     assert tokenizer.stop_ids == {12}
-    with pytest.raises(ModelError, match="cannot write ' x'"):
+    with pytest.raises(ModelError, match="cannot write ' ', 'x'"):
         tokenizer.encode("1 + x")
 
 
