@@ -10,13 +10,7 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.arrays import aligned_zeros
-from ggsched.backend.base import (
-    BaseBuffer,
-    BaseDevice,
-    BaseProgram,
-    BaseStream,
-    host_facts,
-)
+from ggsched.backend.base import BaseBuffer, BaseDevice, BaseProgram, BaseStream, host_facts
 from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.precision import Activations, activations
 from ggsched.backend.program import BoundNode
@@ -25,12 +19,7 @@ from ggsched.backend.settings import setting
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, WaitPath
-from ggsched_cpu.native import (
-    KernelChoice,
-    Kernels,
-    kernels_for,
-    library,
-)
+from ggsched_cpu.native import KernelChoice, Kernels, kernels_for, library
 from ggsched_cpu.pages import SMALL_PAGES_NBYTES, take_small_pages
 from ggsched_cpu.program import compile_steps, segment
 from ggsched_cpu.runner import Runner

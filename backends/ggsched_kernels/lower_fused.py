@@ -11,16 +11,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F16, F32
-from ggsched_kernels.calls import (
-    CODE,
-    FAULT,
-    Arg,
-    Launch,
-    TuningProfile,
-    f32,
-    i32,
-    window,
-)
+from ggsched_kernels.calls import CODE, FAULT, Arg, Launch, TuningProfile, f32, i32, window
 from ggsched_kernels.lower_matrix import ROWS_AT_ONCE, is_along_sum
 from ggsched_kernels.lower_reductions import rope_arguments
 from ggsched_kernels.lower_warps import ids_window

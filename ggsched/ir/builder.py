@@ -37,13 +37,7 @@ from ggsched.ir.ops import (
     written_operand,
 )
 from ggsched.ir.params import canonical_params, check_arity
-from ggsched.ir.tensor import (
-    Role,
-    Tensor,
-    contiguous_strides,
-    span_nbytes,
-    verify_window,
-)
+from ggsched.ir.tensor import Role, Tensor, contiguous_strides, span_nbytes, verify_window
 from ggsched.ops import Methods
 
 

@@ -14,16 +14,7 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS, lanes_of
 from ggsched_cuda_kernels.operands import has_rows, is_row, is_same, other_operand
-from ggsched_kernels.calls import (
-    CODE,
-    FAULT,
-    MAX_PARTS,
-    MAX_PEERS,
-    TuningProfile,
-    f32,
-    i64,
-    window,
-)
+from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, MAX_PEERS, TuningProfile, f32, i64, window
 
 Groups = Sequence[Sequence[BoundNode]]
 

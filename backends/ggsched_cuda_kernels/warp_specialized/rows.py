@@ -6,14 +6,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.operands import (
-    PIECE,
-    is_row,
-    is_same,
-    is_vector,
-    joins,
-    other_operand,
-)
+from ggsched_cuda_kernels.operands import PIECE, is_row, is_same, is_vector, joins, other_operand
 from ggsched_cuda_kernels.warp_specialized.gemv_jobs import (
     MAX_JOBS,
     GemvGroup,
