@@ -7,7 +7,7 @@ Setting a variable to nothing is the same as not setting it; its mere presence n
 
 This module keeps no state. The command line and the facade read the settings once
 and hand them down. Plug-ins do not import this module: a variable of a plug-in is in the table,
-so that it is checked and listed, and the plug-in reads it by itself when it opens.
+so that it is checked and listed, and the plug-in reads it by ``ggsched.backend.settings``.
 """
 
 import difflib

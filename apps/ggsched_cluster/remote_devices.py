@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from ggsched.backend.offline_device import RefusingDevice
 from ggsched.backend.protocols import Device
+from ggsched.backend.timeouts import EVENT_TIMEOUT_S
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.interchange.dlpack_import import host_weights
@@ -98,7 +99,7 @@ def open_group(
     wanted: Sequence[tuple[str, tuple[str, ...]]] = (),
     *,
     backends: tuple[str, ...] | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: float = EVENT_TIMEOUT_S,
 ) -> list[Device]:
     """Start workers and return their devices, by machine.
 

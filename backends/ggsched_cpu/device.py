@@ -10,34 +10,22 @@ import numpy as np
 
 from ggsched.backend import checks
 from ggsched.backend.arrays import aligned_zeros
-from ggsched.backend.base import (
-    BaseBuffer,
-    BaseDevice,
-    BaseProgram,
-    BaseStream,
-    host_facts,
-)
+from ggsched.backend.base import BaseBuffer, BaseDevice, BaseProgram, BaseStream, host_facts
 from ggsched.backend.base_buffer import writable_memory
-from ggsched.backend.precision import activations
+from ggsched.backend.precision import Activations, activations
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Stream
+from ggsched.backend.settings import setting
 from ggsched.backend.timeouts import EVENT_TIMEOUT_S, event_timeout
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, WaitPath
-from ggsched_cpu.native import (
-    Activations,
-    KernelChoice,
-    Kernels,
-    kernel_choice,
-    kernels_for,
-    library,
-)
+from ggsched_cpu.native import KernelChoice, Kernels, kernels_for, library
 from ggsched_cpu.pages import SMALL_PAGES_NBYTES, take_small_pages
 from ggsched_cpu.program import compile_steps, segment
 from ggsched_cpu.runner import Runner
 from ggsched_cpu.stream import WorkerStream
 from ggsched_cpu.supported import FUSIONS, reference_ops, supported_ops
-from ggsched_cpu.threads import default_threads, threads_setting
+from ggsched_cpu.threads import default_threads
 
 MAX_DEVICES: Final = 64
 """Logical devices: each has buffers and streams of its own, all share memory and processors."""
@@ -69,10 +57,10 @@ class CpuSettings:
             UsageError: one of them has an invalid value.
         """
         return cls(
-            os.environ.get("GGSCHED_CPU_SYNC", "").strip() == "1",
+            setting("cpu_sync"),
             event_timeout(),
-            threads_setting(),
-            kernel_choice(),
+            setting("threads"),
+            setting("cpu_kernels"),
             activations(),
         )
 

@@ -1,13 +1,12 @@
 """Compiled kernels and the team that runs them, opened once for the process."""
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
 
-from ggsched.errors import UsageError
+from ggsched.backend.precision import Activations
 from ggsched_cpu.threads import warn_of_crowd
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from ggsched_cpu.kernels.team import Functions, Team
 
 KernelChoice = Literal["auto", "numpy"]
-Activations = Literal["auto", "f32"]
-
-KERNELS_VARIABLE: Final = "GGSCHED_CPU_KERNELS"
 _LOG: Final = logging.getLogger("ggsched")
 
 
@@ -37,23 +33,6 @@ class Kernels:
     target: "Target"
     threads: int
     activations: Activations
-
-
-def kernel_choice() -> KernelChoice:
-    """Return ``GGSCHED_CPU_KERNELS``, ``auto`` where it is not set.
-
-    Raises:
-        UsageError: it is neither ``auto`` nor ``numpy``.
-    """
-    match os.environ.get(KERNELS_VARIABLE, "").strip() or "auto":
-        case "auto":
-            return "auto"
-        case "numpy":
-            return "numpy"
-        case text:
-            raise UsageError(
-                f"invalid value {text!r}", where=KERNELS_VARIABLE, hint="auto or numpy"
-            )
 
 
 @cache
@@ -107,10 +86,8 @@ def kernels_for(threads: int, activations: Activations, choice: KernelChoice) ->
 
 
 __all__: Sequence[str] = [
-    "Activations",
     "KernelChoice",
     "Kernels",
-    "kernel_choice",
     "kernels_for",
     "library",
     "team",

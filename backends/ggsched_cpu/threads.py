@@ -6,28 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from ggsched.errors import UsageError
 from ggsched.files.reading import contents
 
-VARIABLE: Final = "GGSCHED_THREADS"
-MAX_THREADS: Final = 512
 _LOG: Final = logging.getLogger("ggsched")
-
-
-def threads_setting() -> int | None:
-    """Return ``GGSCHED_THREADS``, or None where it is not set.
-
-    Raises:
-        UsageError: it is not an integer from 1 to ``MAX_THREADS``.
-    """
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_THREADS):
-        raise UsageError(
-            f"invalid value {text!r}", where=VARIABLE, hint=f"a number from 1 to {MAX_THREADS}"
-        )
-    return int(text)
 
 
 @cache

@@ -5,10 +5,7 @@ from typing import Any, Protocol
 
 from ggsched.backend import checks
 from ggsched.backend.capture import DeviceGraph
-from ggsched.backend.capture_errors import (
-    other_graph_error,
-    replayed_elsewhere_error,
-)
+from ggsched.backend.capture_errors import other_graph_error, replayed_elsewhere_error
 from ggsched.backend.queued.backlog import Backlog
 from ggsched.errors import DeviceFault
 from ggsched_cuda import driver

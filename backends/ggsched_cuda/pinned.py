@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.host_borrow import address_of
 from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
 
@@ -144,12 +145,6 @@ def _block_nbytes(nbytes: int) -> int:
 
 def _bytes_at(address: int, nbytes: int) -> Any:
     return (ctypes.c_uint8 * nbytes).from_address(address)
-
-
-def address_of(memory: HostMemory) -> int:
-    """Return the address of host memory of at least one byte."""
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 class HostCalls:

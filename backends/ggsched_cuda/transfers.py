@@ -7,10 +7,11 @@ of the stream: its content may come from a command that the stream waits for.
 
 from typing import Any, Final, Protocol
 
+from ggsched.backend.host_borrow import address_of
 from ggsched.backend.protocols import HostMemory
 from ggsched_cuda import driver
 from ggsched_cuda.deferred import Move
-from ggsched_cuda.pinned import PinnedBlock, PinnedMemory, address_of
+from ggsched_cuda.pinned import PinnedBlock, PinnedMemory
 
 PIECE_NBYTES: Final = 8 << 20
 """Longer transfers are staged in pieces, so that copying and sending overlap."""

@@ -13,13 +13,6 @@ def is_same(a: Operand, b: Operand) -> bool:
     return (a.buffer, a.offset, a.nbytes, a.dtype) == (b.buffer, b.offset, b.nbytes, b.dtype)
 
 
-def meet(a: Operand, b: Operand) -> bool:
-    """Whether two operands share bytes."""
-    return (
-        a.buffer is b.buffer and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
-    )
-
-
 def is_row(o: Operand) -> bool:
     """Whether a tensor is a row of floats without gaps, at a multiple of 16 bytes."""
     return all(n == 1 for n in o.shape[:-1]) and has_rows(o)

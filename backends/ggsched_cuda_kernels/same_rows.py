@@ -13,7 +13,6 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.operands import is_same, meet
 from ggsched_cuda_kernels.products import fits_rounded, lower_rounded_together
 from ggsched_cuda_kernels.tiles import DTYPES as TILED
 from ggsched_cuda_kernels.tiles import fits_rows, fits_together, lower_rows_together
@@ -89,17 +88,17 @@ def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) 
     """Whether a product can be of one call with others, and touches nothing that these write."""
     node = site.node
     w, x = node.inputs
-    if meet(node.output, x):
+    if node.output.meets(x):
         return False
     for other in others:
         weight, rows = other.node.inputs
-        is_same_x = is_same(x, rows) and (x.shape, x.strides) == (rows.shape, rows.strides)
+        is_same_x = x.is_same_window(rows)
         if not is_same_x or weight.dtype is not w.dtype or _by_tiles(other) != _by_tiles(site):
             return False
         if not (_by_tiles(site) or _by_batch(site)) and not can_join_blocks(site, other):
             return False
         made = other.node.output
-        if any(meet(made, o) for o in (w, x, node.output)) or meet(node.output, weight):
+        if any(made.meets(o) for o in (w, x, node.output)) or node.output.meets(weight):
             return False
     return True
 

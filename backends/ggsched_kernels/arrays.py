@@ -116,7 +116,7 @@ def lower_array(site: LoweringContext) -> None:
         y = place(node.output)
         x = [broadcast(o, y[2]) for o in node.inputs]
         if op == "transpose":
-            x = [_permuted(node.inputs[0], _ints(site.node, "perm"))]
+            x = [_permuted(node.inputs[0], site.node.ints("perm"))]
         elif op == "slice":
             x = [_sliced(site, node.inputs[0], node.output.shape)]
         _elements(site, op, x, y, [o.dtype.name for o in node.inputs], node.output.dtype.name)
@@ -142,16 +142,10 @@ def _permuted(x: Operand, perm: tuple[int, ...]) -> Place:
 
 
 def _sliced(site: LoweringContext, x: Operand, shape: tuple[int, ...]) -> Place:
-    starts, steps = _ints(site.node, "starts"), _ints(site.node, "steps")
+    starts, steps = site.node.ints("starts"), site.node.ints("steps")
     first = [range(n)[a] if n > a else 0 for n, a in zip(x.shape, starts, strict=True)]
     offset = x.offset + sum(a * s for a, s in zip(first, x.strides, strict=True))
     return x.buffer, offset, shape, tuple(k * s for k, s in zip(steps, x.strides, strict=True))
-
-
-def _ints(node: BoundNode, name: str) -> tuple[int, ...]:
-    value = node.params[name]
-    assert isinstance(value, tuple)  # the graph was verified
-    return value
 
 
 def _concat(site: LoweringContext) -> None:
@@ -222,7 +216,7 @@ def packed(
 
 def _reduce(site: LoweringContext, op: str) -> None:
     x, y = site.node.inputs[0], site.node.output
-    axes = {a % len(x.shape) for a in _ints(site.node, "axes")} if x.shape else set()
+    axes = {a % len(x.shape) for a in site.node.ints("axes")} if x.shape else set()
     kept = [a for a in range(len(x.shape)) if a not in axes]
     wide = y.strides
     if site.node.params["keepdims"]:
@@ -439,7 +433,7 @@ def _pad(site: LoweringContext) -> None:
     struct_ = struct.pack(
         "<11q24i",
         *(x.offset, y.offset, value[1], *plain, *x.strides, *one, *x.shape),
-        *(*plain, *_ints(node, "pads")[:n], *one, *y.shape),
+        *(*plain, *node.ints("pads")[:n], *one, *y.shape),
     )
     site.call(
         f"{SOURCE_PREFIX}pad-pad-{x.dtype.name}",
@@ -467,9 +461,9 @@ def sliding_axes(node: BoundNode, kernel: Sequence[int]) -> Axes:
     An axis of 1 slides nowhere. Rows of windows lie along the last axis that is left.
     """
     x, y = node.inputs[0].shape[2:], node.output.shape[2:]
-    n, pads = len(x), _ints(node, "pads")
-    strides, dilations = _ints(node, "strides"), _ints(node, "dilations")
-    extra = (_ints(node, "extra") if "extra" in node.params else ()) or (0,) * n
+    n, pads = len(x), node.ints("pads")
+    strides, dilations = node.ints("strides"), node.ints("dilations")
+    extra = (node.ints("extra") if "extra" in node.params else ()) or (0,) * n
     real = (x[i] + pads[n + i] - extra[i] for i in range(n))
     axes = zip(x, y, kernel, strides, dilations, pads[:n], real, strict=True)
     sliding = [axis for axis in axes if axis[:3] != (1, 1, 1) or axis[5]]
@@ -480,7 +474,7 @@ def _windows(site: LoweringContext, op: str) -> None:
     node, x, y = site.node, site.node.inputs[0], site.node.output
     places = [plain_place(site, o) for o in node.inputs]
     conv, lanes = op == "conv", site.profile.lanes
-    spatial = sliding_axes(node, node.inputs[1].shape[2:] if conv else _ints(node, "kernel"))
+    spatial = sliding_axes(node, node.inputs[1].shape[2:] if conv else node.ints("kernel"))
     per = node.inputs[1].shape[1] if conv else 1
     each = y.shape[1] // int(site.number("group")) if conv else 1
     weights, bias = (*places[1:], places[0], places[0])[:2]

@@ -149,19 +149,20 @@ def _step(
     """Return an op as a step of a chain that ends in ``y``, and the operands that are new."""
     node = group[0]
     expression = EXPRESSIONS.get(node.op)
-    if len(group) > 1 or expression is None or not _is_same(node.output, y) or 0 in y.shape:
+    if len(group) > 1 or expression is None or not node.output.is_same_window(y) or 0 in y.shape:
         return None
     if any(o.dtype.name != "f32" for o in (*node.inputs, y)):
         return None
     places, more = [], list[Operand]()
     for operand in node.inputs:
-        if _is_same(operand, y) and not is_first:
+        is_y = operand.is_same_window(y)
+        if is_y and not is_first:
             places.append(-1)
             continue
-        if len(operand.shape) > len(y.shape) or (_meets(operand, y) and not _is_same(operand, y)):
+        if len(operand.shape) > len(y.shape) or (operand.meets(y) and not is_y):
             return None  # an element of it may have been replaced
         everything = [*known, *more]
-        same = next((i for i, o in enumerate(everything) if _is_same(o, operand)), None)
+        same = next((i for i, o in enumerate(everything) if o.is_same_window(operand)), None)
         if same is None:
             same = len(everything)
             more.append(operand)
@@ -169,15 +170,6 @@ def _step(
     if not is_first and -1 not in places:
         return None
     return _Step(node.op, tuple(places)), more
-
-
-def _is_same(a: Operand, b: Operand) -> bool:
-    return a.buffer is b.buffer and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
-
-
-def _meets(a: Operand, b: Operand) -> bool:
-    overlaps = a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
-    return a.buffer is b.buffer and overlaps
 
 
 def _call(site: LoweringContext, chain: Chain, y: Operand) -> None:

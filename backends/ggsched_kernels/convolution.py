@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 
 # Fitted to the times of all convolutions of ResNet-50, for one image and for 16, on an H100
-# (docs/measurements/2026-11-27-convolutions.md). Wider tiles than these were slower.
+# (docs/measurements/array-graphs.md). Wider tiles than these were slower.
 TILES: Final = (
     Tile(16, 2, 1.04, 0.70),
     Tile(16, 1, 1.37, 0.44),

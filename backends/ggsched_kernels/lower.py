@@ -69,8 +69,6 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "linear_attention": lower_linear_attention,
 }
 
-_JOINERS: Final = (join_chain, join_convolution)
-
 
 @dataclass(frozen=True, slots=True)
 class Lowered:

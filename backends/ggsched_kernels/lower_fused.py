@@ -11,19 +11,10 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F16, F32
-from ggsched_kernels.calls import (
-    CODE,
-    FAULT,
-    Arg,
-    Launch,
-    TuningProfile,
-    f32,
-    i32,
-    window,
-    window_of,
-)
-from ggsched_kernels.lower_matrix import ROWS_AT_ONCE
+from ggsched_kernels.calls import CODE, FAULT, Arg, Launch, TuningProfile, f32, i32, window
+from ggsched_kernels.lower_matrix import ROWS_AT_ONCE, is_along_sum
 from ggsched_kernels.lower_reductions import rope_arguments
+from ggsched_kernels.lower_warps import ids_window
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 Nodes = Sequence[BoundNode]
@@ -70,29 +61,9 @@ def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
     product, add = nodes
     w, x = product.inputs
     other = _other(product, add)
-    fits = other is not None and product.output.shape == add.output.shape
-    if not fits or not _is_small(w, x, site) or other is None:
+    if other is None or product.output.shape != add.output.shape or not _is_small(w, x, site):
         return False
-    y = window(add.output)
-    z = window(other, add.output.shape)
-    args = (*window(w).args, *site.contiguous(x).args, *z.args, *y.args)
-    grid = (_columns(y.shape[-1]), y.shape[0] * y.shape[1], 1)
-    site.call("matvec", "matvec_add", args, grid, **weight_define(w.dtype))
-    site.launched(Launch.IN_TURN)
-    return True
-
-
-def _gated(nodes: Nodes, site: LoweringContext) -> bool:
-    gate, up, join = nodes
-    (w, x), (v, _) = gate.inputs, up.inputs
-    if not _are_alike(nodes, w, v) or not _is_small(w, x, site):
-        return False
-    y = window(join.output)
-    args = (*window(w).args, *window(v).args, *site.contiguous(x).args, *y.args)
-    grid = (_columns(y.shape[-1]), y.shape[0] * y.shape[1], 1)
-    site.call("matvec", "matvec_gated", args, grid, **weight_define(w.dtype))
-    site.launched(Launch.IN_TURN)
-    return True
+    return _product(site, "matvec_add", (w,), x, None, window(other, add.output.shape).args)
 
 
 def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
@@ -103,25 +74,36 @@ def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
         return False
     if not _is_small(w, x, site, ids):
         return False
-    y = window(add.output)
-    tensors = (*window(w).args, *site.contiguous(x).args, *_ids(ids), *window(bias).args, *y.args)
-    grid = (_columns(y.shape[-1]), ids.shape[0] * ids.shape[1], 1)
-    define = weight_define(w.dtype)
-    site.call("matvec", "matvec_id_add", (*tensors, FAULT, CODE), grid, **define)
-    site.launched(Launch.IN_TURN)
-    return True
+    return _product(site, "matvec_id_add", (w,), x, ids, window(bias).args)
 
 
-def _gated_experts(nodes: Nodes, site: LoweringContext) -> bool:
-    gate, up, join = nodes
-    (w, x, ids), (v, _, _) = gate.inputs, up.inputs
+def _gated(nodes: Nodes, site: LoweringContext) -> bool:
+    gate, up, _ = nodes
+    w, x, *given = gate.inputs
+    v, ids = up.inputs[0], given[0] if given else None
     if not _are_alike(nodes, w, v) or not _is_small(w, x, site, ids):
         return False
-    y = window(join.output)
-    tensors = (*window(w).args, *window(v).args, *site.contiguous(x).args, *_ids(ids), *y.args)
-    grid = (_columns(y.shape[-1]), ids.shape[0] * ids.shape[1], 1)
-    define = weight_define(w.dtype)
-    site.call("matvec", "matvec_id_gated", (*tensors, FAULT, CODE), grid, **define)
+    return _product(site, "matvec_id_gated" if given else "matvec_gated", (w, v), x, ids)
+
+
+def _product(
+    site: LoweringContext,
+    kernel: str,
+    weights: Sequence[Operand],
+    x: Operand,
+    ids: Operand | None,
+    more: Sequence[Arg] = (),
+) -> bool:
+    """Call a kernel that computes the last node of a group from products of ``x``."""
+    y, define = window(site.node.output), weight_define(weights[0].dtype)
+    read = (*(arg for w in weights for arg in window(w).args), *site.contiguous(x).args)
+    if ids is None:
+        rows, args = y.shape[0] * y.shape[1], (*read, *more, *y.args)
+    else:
+        rows = ids.shape[0] * ids.shape[1]
+        args = (*read, *ids_window(ids).args, *more, *y.args, FAULT, CODE)
+    grid = (-(-y.shape[-1] // ROWS_AT_ONCE), rows, 1)
+    site.call("matvec", kernel, args, grid, **define)
     site.launched(Launch.IN_TURN)
     return True
 
@@ -143,15 +125,11 @@ def _rope_into_rows(nodes: Nodes, site: LoweringContext) -> bool:
     return True
 
 
-def _columns(count: int) -> int:
-    return -(-count // ROWS_AT_ONCE)
-
-
 def _are_alike(nodes: Nodes, w: Operand, v: Operand) -> bool:
     """Whether the two weights are alike, and their results meet as they are."""
     gate, up, join = nodes
     as_they_are = tuple(join.inputs) == (gate.output, up.output)
-    return as_they_are and w.dtype is v.dtype and w.shape == v.shape and _is_along_sum(v)
+    return as_they_are and w.dtype is v.dtype and w.shape == v.shape and is_along_sum(v)
 
 
 def _is_small(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None = None) -> bool:
@@ -160,16 +138,7 @@ def _is_small(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None
     rows, most = x.shape[-2], p.few_rows
     if ids is not None:
         rows, most = ids.shape[0] * ids.shape[1], max(2 * p.few_rows, w.shape[0] // 2)
-    return p.lanes == 1 and rows <= most and _is_along_sum(w)
-
-
-def _is_along_sum(w: Operand) -> bool:
-    return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
-
-
-def _ids(ids: Operand) -> tuple[Arg, Arg]:
-    (t, u), (st, su) = ids.shape, ids.strides
-    return window_of(ids, (1, 1, t, u), (0, 0, st, su)).args
+    return p.lanes == 1 and rows <= most and is_along_sum(w)
 
 
 _FUSED: Final[Mapping[str, Callable[[Nodes, LoweringContext], bool]]] = {
@@ -177,7 +146,7 @@ _FUSED: Final[Mapping[str, Callable[[Nodes, LoweringContext], bool]]] = {
     "mul_mat+add": _product_add,
     "mul_mat_id+add_id": _experts_add,
     "mul_mat*2+swiglu": _gated,
-    "mul_mat_id*2+swiglu": _gated_experts,
+    "mul_mat_id*2+swiglu": _gated,
     "rope+set_rows": _rope_into_rows,
 }
 """By pattern."""

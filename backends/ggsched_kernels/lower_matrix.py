@@ -22,7 +22,7 @@ def lower_mul_mat(site: LoweringContext) -> None:
     args = (*b.args, *a.args, *y.args)
     rows, columns = y.shape[2:]
     batches = y.shape[0] * y.shape[1]
-    if rows <= p.few_rows and _is_along_sum(w):
+    if rows <= p.few_rows and is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), batches, 1)
         site.call("matvec", "matvec", args, groups, **_aligned(site, b, a, w.dtype))
         return
@@ -47,7 +47,7 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
     experts, columns = w.shape[0], w.shape[1]
     pairs = ids.shape[0] * ids.shape[1]
     weight = _aligned(site, window(w), a, w.dtype)
-    if pairs <= max(2 * p.few_rows, experts // 2) and _is_along_sum(w):
+    if pairs <= max(2 * p.few_rows, experts // 2) and is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), pairs, 1)
         chosen = (*window(w).args, *a.args, *ids_window(ids).args, *y.args, FAULT, CODE)
         site.call("matvec", "matvec_id", chosen, groups, **weight)
@@ -70,7 +70,8 @@ def prepare_route(site: LoweringContext) -> int:
     return tiles
 
 
-def _is_along_sum(w: Operand) -> bool:
+def is_along_sum(w: Operand) -> bool:
+    """Whether elements of a weight lie side by side along the axis that is summed."""
     return w.shape[-1] <= 1 or w.strides[-1] == w.dtype.block_nbytes
 
 

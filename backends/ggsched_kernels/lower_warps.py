@@ -171,8 +171,8 @@ def _cut_rows(site: LoweringContext, vectors: int) -> dict[str, int]:
     """
     w = site.node.inputs[0]
     n, pieces = w.shape[-2], w.shape[-1] * w.dtype.block_nbytes // PIECE
-    span = min(WARP, _power(pieces))
-    columns = min(MAX_COLUMNS, _power(vectors))
+    span = min(WARP, next_power(pieces))
+    columns = min(MAX_COLUMNS, next_power(vectors))
     warps = n * span / WARP / site.profile.num_sms  # for each multiprocessor, with a row for each
     split = 1 if warps >= 64 else 2 if warps >= 24 else 4
     split = max(1, min(split, pieces // span))
@@ -199,10 +199,10 @@ def _lower_sums(site: LoweringContext) -> None:
     b, y = window(w), window(site.node.output)
     joined = _joined(site)
     vectors = joined if joined > 1 else y.shape[2]
-    columns = min(4, _power(vectors))  # sums of a piece for each are kept in registers
+    columns = min(4, next_power(vectors))  # sums of a piece for each are kept in registers
     items = PIECE // w.dtype.block_nbytes
     n, nk = w.shape[-2:]
-    lanes, span = 128, min(WARP, _power(-(-n // items)))
+    lanes, span = 128, min(WARP, next_power(-(-n // items)))
     across, tiles = -(-n // (span * items)), -(-vectors // columns)
     batches = y.shape[0] * y.shape[1] // joined
     idle = 4 * site.profile.num_sms // max(1, across * tiles * batches)
@@ -283,7 +283,7 @@ def _cut_blocks(site: LoweringContext, *others: LoweringContext) -> _Cut | None:
     vectors, batches = (
         (1, y.shape[1] * y.shape[2]) if chosen else (y.shape[2], y.shape[0] * y.shape[1])
     )
-    columns = min(MAX_COLUMNS, _power(vectors))
+    columns = min(MAX_COLUMNS, next_power(vectors))
     while columns:
         is_single = columns > 1 or blocks > LONG_BLOCKS or w.dtype not in QUICK
         for resident, warps, each, stages in _SHAPES[is_single]:
@@ -360,7 +360,7 @@ def _chosen_args(site: LoweringContext) -> tuple[Arg, ...]:
     return (*tensors, *window(site.node.output).args, FAULT, CODE)
 
 
-def _power(n: int) -> int:
+def next_power(n: int) -> int:
     """Return the smallest power of two that is not smaller."""
     return 1 << (max(1, n) - 1).bit_length()
 

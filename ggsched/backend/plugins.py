@@ -16,13 +16,7 @@ from functools import lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 from ggsched.backend.interrupts import is_interrupt
-from ggsched.backend.protocols import (
-    CONTRACT_VERSION,
-    MEMBERS_SINCE,
-    Backend,
-    Device,
-    Version,
-)
+from ggsched.backend.protocols import CONTRACT_VERSION, MEMBERS_SINCE, Backend, Device, Version
 from ggsched.backend.timeouts import event_timeout, start_thread
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory
 

@@ -10,11 +10,10 @@ A device that declares ``rounds_to_8_bits`` may round activations beside packed 
 8 bits, in blocks of 32 elements with a scale each, as llama.cpp does on CPUs.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from ggsched.errors import UsageError
+from ggsched.backend.settings import setting
 from ggsched.ir.dtype import QUANTIZED_DTYPES
 
 Activations = Literal["auto", "f32"]
@@ -37,8 +36,6 @@ ROUNDING_TO_8_BITS: Final = 1 / 252
 """Where activations are rounded to 8 bits: most of ``sum |w| max |x|``, with the largest ``|x|`` of
 each block, that an element of a product may be off by (a little more than half a step of 1/127)."""
 
-VARIABLE: Final = "GGSCHED_ACTIVATIONS"
-
 
 def rounding_of(dtype: str) -> float:
     """Return the entry of a type, 0 where there is none."""
@@ -51,20 +48,14 @@ def activations() -> Activations:
     Raises:
         UsageError: it is neither of the two.
     """
-    match os.environ.get(VARIABLE, "").strip() or "auto":
-        case "auto":
-            return "auto"
-        case "f32":
-            return "f32"
-        case text:
-            raise UsageError(f"invalid value {text!r}", where=VARIABLE, hint="auto or f32")
+    found: Activations | None = setting("activations")
+    return found or "auto"
 
 
 __all__ = [
     "BLOCK",
     "ROUNDING",
     "ROUNDING_TO_8_BITS",
-    "VARIABLE",
     "Activations",
     "activations",
     "rounding_of",

@@ -78,6 +78,18 @@ class Operand:
     chosen: ChosenRows | None = None
     is_constant: bool = False
 
+    def meets(self, other: "Operand") -> bool:
+        """Whether the byte ranges of two operands have a byte in common."""
+        a, b = self.offset, other.offset
+        return self.buffer is other.buffer and a < b + other.nbytes and b < a + self.nbytes
+
+    def is_same_window(self, other: "Operand") -> bool:
+        """Whether two operands are the same elements in the same order."""
+        return self.buffer is other.buffer and (
+            (self.offset, self.dtype, self.shape, self.strides)
+            == (other.offset, other.dtype, other.shape, other.strides)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -114,6 +126,12 @@ class BoundNode:
     params: Mapping[str, Param]
     label: str
     group: Group | None = None
+
+    def ints(self, name: str) -> tuple[int, ...]:
+        """Return a parameter that is a tuple of whole numbers."""
+        value = self.params[name]
+        assert isinstance(value, tuple)  # the graph was verified
+        return value
 
 
 def groups_of(nodes: Sequence[BoundNode]) -> Iterator[Sequence[BoundNode]]:

@@ -1,12 +1,13 @@
 """How long anything may block."""
 
-import os
 import threading
 from typing import Final
 
-from ggsched.errors import BackendUnavailable, SyncTimeout, UsageError
+from ggsched.backend.settings import setting
+from ggsched.config import Settings
+from ggsched.errors import BackendUnavailable, SyncTimeout
 
-EVENT_TIMEOUT_S: Final = 30.0
+EVENT_TIMEOUT_S: Final = Settings().timeout_s
 """How long a stream waits for an event of somebody else before it fails."""
 
 
@@ -14,16 +15,10 @@ def event_timeout() -> float:
     """Return ``GGSCHED_TIMEOUT_S``, or ``EVENT_TIMEOUT_S`` where it is not set.
 
     Raises:
-        UsageError: it is not a positive number.
+        UsageError: it is not a positive number of seconds.
     """
-    text = os.environ.get("GGSCHED_TIMEOUT_S", "").strip()
-    try:
-        timeout = float(text) if text else EVENT_TIMEOUT_S
-    except ValueError:
-        timeout = -1.0
-    if not timeout > 0:
-        raise UsageError(f"{text!r} is not a time", where="GGSCHED_TIMEOUT_S", hint="seconds > 0")
-    return timeout
+    timeout_s: float = setting("timeout_s")
+    return timeout_s
 
 
 def start_thread(thread: threading.Thread, where: str) -> None:

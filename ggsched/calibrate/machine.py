@@ -61,7 +61,7 @@ def calibrate(
     began = time.perf_counter()
     topology = probe(devices)
     names = tuple(f.name for f in topology.devices)
-    report = progress or _silent
+    report = progress or silent
     for_each = _SHARE_OF_DEVICES * seconds / len(devices)
     rates: list[Rates] = []
     missing: list[str] = []
@@ -94,8 +94,8 @@ def calibrate(
     )
 
 
-def _silent(name: str, what: str) -> None:
-    return
+def silent(name: str, what: str) -> None:
+    """Report nothing."""
 
 
 def _links(

@@ -17,6 +17,7 @@ calls. Names given by ``with g.scope("blk.0"):`` prefix labels.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from operator import index
 from typing import Any, TypeGuard
 
@@ -36,13 +37,7 @@ from ggsched.ir.ops import (
     written_operand,
 )
 from ggsched.ir.params import canonical_params, check_arity
-from ggsched.ir.tensor import (
-    Role,
-    Tensor,
-    contiguous_strides,
-    span_nbytes,
-    verify_window,
-)
+from ggsched.ir.tensor import Role, Tensor, contiguous_strides, span_nbytes, verify_window
 from ggsched.ops import Methods
 
 
@@ -302,9 +297,9 @@ class GraphBuilder(Methods):
             raise GraphError("reshape of a strided tensor", where=x.name, hint="call cont() first")
         size = list(shape)
         if size.count(-1) == 1:
-            known = -_product(size)
+            known = -prod(size)
             size[size.index(-1)] = x.size // known if known else 0
-        if _product(size) != x.size:
+        if prod(size) != x.size:
             raise GraphError(f"{list(x.shape)} has another size than {list(shape)}", where=x.name)
         return self.view(x, size)
 
@@ -386,7 +381,25 @@ class GraphBuilder(Methods):
             >>> g.op("nd.reduce_max", x, axes=(0,), keepdims=False).shape
             (64,)
         """
-        return self._apply(op_name, operands, name, {"inplace": inplace, **params})
+        op = op_by_name(op_name)
+        given = canonical_params(op, {"inplace": inplace, **params})
+        inputs = self._operands(op, given, operands)
+        dtype, shape = infer(op, inputs, op.full(given))
+        check_axes(op, inputs, shape)
+        label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
+        through = written_operand(op, given)
+        if through is None:
+            result = self._make_root(label, dtype, shape, Role.TEMP)
+        else:
+            result = replace(inputs[through], id=len(self._tensors))
+        if result.role is Role.WEIGHT:
+            raise GraphError(f"would write the weight {result.name!r}", where=op_name)
+        modes = access_modes(op, inputs, result, given)
+        verify_overlap(op_name, inputs, result, modes)
+        ids = tuple(t.id for t in inputs)
+        self._tensors.append(result)
+        self._nodes.append(Node(len(self._nodes), op_name, ids, result.id, given, label, modes))
+        return result
 
     def op_with_number(
         self,
@@ -421,33 +434,6 @@ class GraphBuilder(Methods):
         return self.scale(a, factor, summand, **more)
 
     # --- helpers ---------------------------------------------------------------------------
-
-    def _apply(
-        self,
-        op_name: str,
-        given_operands: Sequence[Operand],
-        name: str,
-        params: Mapping[str, Param],
-    ) -> Tensor:
-        op = op_by_name(op_name)
-        given = canonical_params(op, params)
-        operands = self._operands(op, given, given_operands)
-        dtype, shape = infer(op, operands, op.full(given))
-        check_axes(op, operands, shape)
-        label = ".".join((*self._scope, name)) if name else ".".join(self._scope)
-        through = written_operand(op, given)
-        if through is None:
-            result = self._make_root(label, dtype, shape, Role.TEMP)
-        else:
-            result = replace(operands[through], id=len(self._tensors))
-        if result.role is Role.WEIGHT:
-            raise GraphError(f"would write the weight {result.name!r}", where=op_name)
-        modes = access_modes(op, operands, result, given)
-        verify_overlap(op_name, operands, result, modes)
-        ids = tuple(t.id for t in operands)
-        self._tensors.append(result)
-        self._nodes.append(Node(len(self._nodes), op_name, ids, result.id, given, label, modes))
-        return result
 
     def _labels(self, outputs: Iterable[int], named: Mapping[str, Tensor]) -> dict[int, str]:
         """Return the names that outputs get, by tensor id."""
@@ -523,16 +509,6 @@ def _without_builder(t: Tensor, name: str) -> Tensor:
     return Tensor(t.id, name, t.dtype, t.shape, t.strides, t.storage, t.offset, t.nbytes, t.role)
 
 
-def _product(extents: Sequence[int]) -> int:
-    out = 1
-    for n in extents:
-        out *= n
-    return out
-
-
-__all__ = ["F32", "I32", "GraphBuilder"]
-
-
 def _dtype(dtype: DType | str) -> DType:
     if isinstance(dtype, DType):
         return dtype
@@ -564,3 +540,6 @@ def _number(value: Any) -> float:
         raise GraphError(f"{value!r} is neither a tensor nor a number") from error
     except OverflowError as error:
         raise GraphError("a number is too large", why="operands are floats") from error
+
+
+__all__ = ["F32", "I32", "GraphBuilder"]

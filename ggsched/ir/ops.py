@@ -13,7 +13,7 @@ they mean.
     ``-``  does not touch the bytes (the result stands for them)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Final
@@ -25,8 +25,6 @@ from ggsched.ir.tensor import Tensor
 from ggsched.ops import BUILT_IN as _BUILT_IN
 from ggsched.ops import LIBRARIES
 from ggsched.ops.record import BUILT_IN_AXES, Misfit, OpDef, Param, Params, broadcasts_to, fail
-
-ShapeRule = Callable[[Sequence[Tensor], Params], tuple[DType, tuple[int, ...]]]
 
 _TYPE_SETS: Final = {"float": FLOAT_DTYPES, "kv": KV_DTYPES}
 

@@ -27,16 +27,6 @@ Schedule = Sequence[Sequence[Action]]
 """What each device does, in order."""
 
 
-def forward_only(parts: int, stages_of: Sequence[Sequence[int]]) -> list[list[Action]]:
-    """Return the schedule in which every device takes up the parts in order.
-
-    Args:
-        parts: Number of parts.
-        stages_of: The stages of each device, in order.
-    """
-    return [[Action(k, s) for k in range(parts) for s in stages] for stages in stages_of]
-
-
 def rounds(parts: int, stages_of: Sequence[Sequence[int]], size: int) -> list[list[Action]]:
     """Return the schedule in which a device with several stages takes up some parts at a time.
 
@@ -72,7 +62,7 @@ def apply_schedule(joined: Joined, stage_of: Sequence[int], schedule: Schedule) 
     graph = joined.graph
     pieces = _pieces(joined, stage_of)
     _check_complete(pieces, schedule)
-    before = _predecessors(graph)
+    before = predecessors(graph, graph.nodes)
     order = _order(pieces, schedule, before)
     position = {n: i for i, n in enumerate(order)}
     for n, earlier in enumerate(before):
@@ -139,25 +129,24 @@ def _order(
     return order
 
 
-def _predecessors(graph: Graph) -> list[list[int]]:
-    """Return for each node the latest nodes that it must follow, storage by storage."""
+def predecessors(graph: Graph, nodes: Sequence[Node]) -> list[list[int]]:
+    """Return for each of some nodes in order the latest of them that it must follow.
+
+    Reads of one storage are independent; a write follows all that touched it.
+    """
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    return [_follow(graph, n, writer, readers) for n in graph.nodes]
-
-
-def _follow(
-    graph: Graph, node: Node, writer: dict[int, int], readers: dict[int, list[int]]
-) -> list[int]:
-    found: set[int] = set()
-    written = graph.tensors[node.output].storage
-    for tid, mode in zip(node.tensors, node.modes, strict=True):
-        storage = graph.tensors[tid].storage
-        if storage in writer:
-            found.add(writer[storage])
-        if mode == "r":
-            readers.setdefault(storage, []).append(node.id)
-    found.update(readers.pop(written, ()))
-    writer[written] = node.id
-    found.discard(node.id)
-    return sorted(found)
+    before: list[list[int]] = []
+    for i, node in enumerate(nodes):
+        found: set[int] = set()
+        for tid, mode in zip(node.tensors, node.modes, strict=True):
+            storage = graph.tensors[tid].storage
+            if storage in writer:
+                found.add(writer[storage])
+            if mode == "r":
+                readers.setdefault(storage, []).append(i)
+        written = graph.tensors[node.output].storage
+        found.update(readers.pop(written, ()))
+        writer[written] = i
+        before.append(sorted(found - {i}))
+    return before

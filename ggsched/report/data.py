@@ -16,7 +16,7 @@ from ggsched.trace.arrows import arrows
 from ggsched.trace.live import blocks, live_bytes, value_labels
 from ggsched.trace.rows import rows
 from ggsched.trace.schema import TracedPlan
-from ggsched.trace.timeline import Span, Timeline, only_runs
+from ggsched.trace.timeline import Span, Timeline, only_runs, us
 from ggsched.trace.times import spans_by_track
 from ggsched.trace.utilization import Account, account
 
@@ -140,11 +140,6 @@ def account_data(made: Account) -> Data:
             for r in made.peer_reads
         ],
     }
-
-
-def us(seconds: float) -> float:
-    """Return microseconds, to the nanosecond."""
-    return round(1e6 * seconds, 3)
 
 
 def _tracks_and_spans(timeline: Timeline, texts: Texts) -> Data:

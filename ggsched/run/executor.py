@@ -41,12 +41,7 @@ from ggsched.plan.memory import Region
 from ggsched.plan.parts import PartCommand, Receive, Send
 from ggsched.run.capture import CapturedRun, captured_run, renew_run
 from ggsched.run.expert_binding import ExpertBinding
-from ggsched.run.following import (
-    first_at_end,
-    first_wait_at_end,
-    state_streams,
-    takes_turns,
-)
+from ggsched.run.following import first_at_end, first_wait_at_end, state_streams, takes_turns
 from ggsched.run.host_transfers import needless_transfers
 from ggsched.run.protocols import Network, Run
 from ggsched.run.resources import Resources

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ggsched.backend.base_buffer import BaseBuffer
+from ggsched.ir.intervals import overlap
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command, Download, HostSync, Upload
 from ggsched.plan.memory import Region
@@ -46,9 +47,9 @@ def needless_transfers(plan: Plan, resources: Resources) -> Mapping[int, tuple[R
         is_in_way = any(
             u.number < n if is_upload else u.number > n and u.writes
             for u in uses[own.arena]
-            if _overlap(own, u.region)
+            if overlap(own, u.region)
         )
-        if not is_in_way and sum(_overlap(host, u.region) for u in uses[host.arena]) == 1:
+        if not is_in_way and sum(overlap(host, u.region) for u in uses[host.arena]) == 1:
             found[n] = host, own
     return found
 
@@ -84,11 +85,6 @@ def _ends_in_a_wait(plan: Plan) -> bool:
         if last.event in c.effects.records:
             covered = c.id
     return not any(c.effects.steps for c in commands[covered + 1 :])
-
-
-def _overlap(a: Region, b: Region) -> bool:
-    """Whether regions of one arena have bytes in common."""
-    return a.offset < b.end and b.offset < a.end
 
 
 def _is_own_host_memory(resources: Resources, region: Region) -> bool:

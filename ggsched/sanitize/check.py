@@ -16,20 +16,12 @@ from ggsched.sanitize.from_plan import from_plan
 from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.hazards import find_bad_hazards
-from ggsched.sanitize.meaning import (
-    find_departures,
-    find_overwritten_operands,
-    find_wrong_slots,
-)
+from ggsched.sanitize.meaning import find_departures, find_overwritten_operands, find_wrong_slots
 from ggsched.sanitize.program import find_unfaithful
 from ggsched.sanitize.races import find_races
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
-from ggsched.sanitize.relations import (
-    GRAPH_RELATIONS,
-    find_disagreements,
-    find_missing_paths,
-)
+from ggsched.sanitize.relations import GRAPH_RELATIONS, find_disagreements, find_missing_paths
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.rows import find_bad_rows
 from ggsched.topology.model import Topology

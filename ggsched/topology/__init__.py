@@ -1,13 +1,6 @@
 """Facts about machines, as frozen data. Planning sees these and never a live device."""
 
-from ggsched.topology.caps import (
-    Capability,
-    CopyOrder,
-    DeviceFacts,
-    WaitPath,
-    capabilities,
-    op_key,
-)
+from ggsched.topology.caps import Capability, CopyOrder, DeviceFacts, WaitPath, capabilities, op_key
 from ggsched.topology.model import CopyPath, Topology
 
 __all__ = [

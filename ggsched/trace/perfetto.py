@@ -23,7 +23,7 @@ from ggsched.trace.export import header_fields
 from ggsched.trace.live import blocks, live_bytes
 from ggsched.trace.rows import rows
 from ggsched.trace.schema import Alloc, Free, Trace
-from ggsched.trace.timeline import Span, Timeline
+from ggsched.trace.timeline import Span, Timeline, us
 from ggsched.trace.times import spans_by_track, timeline_of
 
 Event = dict[str, Any]
@@ -84,20 +84,20 @@ class _Events:
 
     def _slices(self, span: Span, pid: int) -> Iterator[Event]:
         place = {"pid": pid, "tid": self.tids[span.id], "cat": span.kind}
-        base = {**place, "name": span.label, "ts": _us(span.start_s), "args": _args(span)}
+        base = {**place, "name": span.label, "ts": us(span.start_s), "args": _args(span)}
         if span.kind == "record" or span.end_s <= span.start_s:
             if span.run >= 0 or span.kind != "sync":  # without a wait it shows nothing
                 yield {"ph": "i", "s": "t", **base}
             return
-        yield {"ph": "X", "dur": _us(span.end_s - span.start_s), **base}
+        yield {"ph": "X", "dur": us(span.end_s - span.start_s), **base}
         for node in span.nodes:
-            dur = _us(node.end_s - node.start_s)
+            dur = us(node.end_s - node.start_s)
             yield {
                 "ph": "X",
                 **place,
                 "cat": "node",
                 "name": node.label,
-                "ts": _us(node.start_s),
+                "ts": us(node.start_s),
                 "dur": dur,
             }
 
@@ -112,8 +112,8 @@ class _Events:
                 "tid": tid,
                 "cat": "run",
                 "name": f"run {i}: {self.timeline.plans[run.plan].name}",
-                "ts": _us(run.start_s),
-                "dur": _us(run.end_s - run.start_s),
+                "ts": us(run.start_s),
+                "dur": us(run.end_s - run.start_s),
             }
 
     def _flows(self) -> Iterator[Event]:
@@ -137,8 +137,8 @@ class _Events:
             yield {"ph": "f", "bp": "e", **base, **place}
 
     def _inside(self, span: Span, at_s: float) -> Event:
-        start, end = _us(span.start_s), _us(span.end_s)
-        at = round(min(max(_us(at_s), start), max(start, end - 0.001)), 3)
+        start, end = us(span.start_s), us(span.end_s)
+        at = round(min(max(us(at_s), start), max(start, end - 0.001)), 3)
         device = self.timeline.tracks[span.track].device
         return {"pid": self.pids[device], "tid": self.tids[span.id], "ts": at}
 
@@ -174,7 +174,7 @@ def _allocations(trace: Trace) -> Iterator[Event]:
 
 def _args(span: Span) -> Event:
     """Return what is shown of a slice when it is selected; what does not apply is left out."""
-    args: Event = {"issued_us": _us(span.issued_s)}
+    args: Event = {"issued_us": us(span.issued_s)}
     if span.command >= 0:
         args["command"] = show("command", span.command)
     if span.run >= 0:
@@ -195,9 +195,4 @@ def _named(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _counter(pid: int, name: str, at_s: float, nbytes: int) -> Event:
-    return {"ph": "C", "pid": pid, "name": name, "ts": _us(at_s), "args": {"bytes": nbytes}}
-
-
-def _us(seconds: float) -> float:
-    """Return microseconds, the unit of the format, to the nanosecond."""
-    return round(1e6 * seconds, 3)
+    return {"ph": "C", "pid": pid, "name": name, "ts": us(at_s), "args": {"bytes": nbytes}}

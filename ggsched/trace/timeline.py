@@ -165,3 +165,8 @@ def only_runs(timeline: Timeline, first: int = 0, end: int | None = None) -> Tim
     )
     runs = timeline.runs[wanted.start : wanted.stop]
     return msgspec.structs.replace(timeline, spans=spans, runs=runs)
+
+
+def us(seconds: float) -> float:
+    """Return microseconds, to the nanosecond."""
+    return round(1e6 * seconds, 3)

@@ -447,29 +447,26 @@ def _overlap(charge: Charge, between: Sequence[tuple[float, float]]) -> float:
     return total
 
 
+def _by_path(moved: Iterable[tuple[str, int, float]]) -> list[tuple[str, int, int, float]]:
+    """Return path, bytes, their number and seconds of what was moved, most bytes first."""
+    sums: dict[str, tuple[int, int, float]] = {}
+    for path, nbytes, seconds in moved:
+        old = sums.get(path, (0, 0, 0.0))
+        sums[path] = old[0] + nbytes, old[1] + 1, old[2] + seconds
+    return [(p, *sums[p]) for p in sorted(sums, key=lambda p: (-sums[p][0], p))]
+
+
 def _peer_reads(timeline: Timeline, spans: Sequence[Span]) -> tuple[PeerReads, ...]:
-    nbytes: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
-    seconds: dict[str, float] = defaultdict(float)
-    for span in spans:
-        for peer, count in span.peers:
-            path = f"{peer}->{timeline.tracks[span.track].device}"
-            nbytes[path] += count
-            launches[path] += 1
-            seconds[path] += span.end_s - span.start_s
-    ranked = sorted(nbytes, key=lambda p: (-nbytes[p], p))
-    return tuple(PeerReads(p, nbytes[p], launches[p], seconds[p]) for p in ranked)
+    found = (
+        (f"{peer}->{timeline.tracks[s.track].device}", nbytes, s.end_s - s.start_s)
+        for s in spans
+        for peer, nbytes in s.peers
+    )
+    return tuple(PeerReads(*path) for path in _by_path(found))
 
 
 def _paths(spans: Sequence[Span]) -> tuple[PathAccount, ...]:
-    nbytes: Counter[str] = Counter()
-    copies: Counter[str] = Counter()
-    seconds: dict[str, float] = defaultdict(float)
-    for span in spans:
-        if span.kind in COPIES:
-            path = f"{span.src}->{span.dst}"
-            nbytes[path] += span.nbytes
-            copies[path] += 1
-            seconds[path] += span.end_s - span.start_s
-    ranked = sorted(nbytes, key=lambda p: (-nbytes[p], p))
-    return tuple(PathAccount(p, nbytes[p], copies[p], seconds[p]) for p in ranked)
+    copies = (
+        (f"{s.src}->{s.dst}", s.nbytes, s.end_s - s.start_s) for s in spans if s.kind in COPIES
+    )
+    return tuple(PathAccount(*path) for path in _by_path(copies))

@@ -21,7 +21,7 @@ from ggsched_cpu.kernels.compiler import host_target
 from ggsched_cpu.kernels.int_dot import has_fours
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.program import Calls, Stretch, compile_steps, segment
-from ggsched_cpu.threads import _quota, default_threads, threads_setting, warn_of_crowd
+from ggsched_cpu.threads import _quota, default_threads, warn_of_crowd
 from ggsched_testing.eager import bound_nodes, run_direct
 from ggsched_testing.generators.strategies import graphs, seeds
 from ggsched_testing.generators.values import LeafRule, values_for
@@ -494,12 +494,11 @@ def test_one_core_and_more_threads_than_cores():
 
 def test_threads_setting(monkeypatch):
     monkeypatch.setenv("GGSCHED_THREADS", "5")
-    assert threads_setting() == 5
     assert "5 threads" in CpuDevice(0, CpuSettings.from_environment()).facts.description
     for text in ("0", "-1", "many", "513"):
         monkeypatch.setenv("GGSCHED_THREADS", text)
         with pytest.raises(UsageError, match="GGSCHED_THREADS.*from 1 to 512"):
-            threads_setting()
+            CpuSettings.from_environment()
 
 
 def test_default_is_what_the_process_may_use():

@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
+from ggsched.backend.host_borrow import address_of
 from ggsched_cuda import driver
-from ggsched_cuda.pinned import address_of
 from ggsched_cuda.queue import MAX_STAGED, OFTEN, CudaQueue
 from tests.backends.cuda_devices import cuda_parts
 from tests.backends.software_kernels import in_software

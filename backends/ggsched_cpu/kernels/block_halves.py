@@ -18,11 +18,7 @@ from ggsched.ir.dtype import DType
 from ggsched_cpu.kernels.block_lanes import scale_words, transposed
 from ggsched_cpu.kernels.elements import coding
 from ggsched_cpu.kernels.emit import Builder, Value
-from ggsched_cpu.kernels.int_dot import (
-    BLOCK,
-    dot_fours,
-    stored_codes,
-)
+from ggsched_cpu.kernels.int_dot import BLOCK, dot_fours, stored_codes
 from ggsched_cpu.kernels.round_groups import GroupedBlock, round_groups
 from ggsched_cpu.kernels.sums import accumulators, fetch
 from ggsched_cpu.kernels.target import Target

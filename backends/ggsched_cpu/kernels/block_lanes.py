@@ -16,11 +16,7 @@ from typing import Final
 from ggsched.ir.dtype import DType
 from ggsched_cpu.kernels.elements import coding, look_up
 from ggsched_cpu.kernels.emit import Builder, Value, constant
-from ggsched_cpu.kernels.int_dot import (
-    BLOCK,
-    dot_fours,
-    stored_codes,
-)
+from ggsched_cpu.kernels.int_dot import BLOCK, dot_fours, stored_codes
 from ggsched_cpu.kernels.round_groups import GroupedBlock, round_groups
 from ggsched_cpu.kernels.sums import accumulators, fetch
 from ggsched_cpu.kernels.target import Target

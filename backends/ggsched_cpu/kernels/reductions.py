@@ -1,6 +1,7 @@
 """Kernels that reduce rows: norms, softmax, sums, the largest elements."""
 
 import math
+from collections.abc import Callable
 
 from ggsched_cpu.kernels.emit import Builder, Value, Variable, f32, i64, vector_of
 from ggsched_cpu.kernels.target import Target
@@ -175,55 +176,53 @@ def soft_max_across(name: str, target: Target) -> Builder:
     return b
 
 
-def sum_rows(name: str, target: Target) -> Builder:
-    """Operand x; result, a row of which is one number."""
+def _to_one(
+    name: str,
+    target: Target,
+    join: Callable[[Builder, Value, Chunk, Value], Value],
+    finish: Callable[[Builder, Value, Value], Value],
+    start: float = 0.0,
+) -> Builder:
+    """Operand x; result, a row of which is one number.
+
+    ``join`` takes what was found, a chunk and x; ``finish`` what was found in a row, and columns.
+    """
     b = Builder(name, target)
 
     def row(row: Row) -> None:
         x, out = row.pointers
-        total = _accumulator(b)
-
-        def add(c: Chunk) -> None:
-            b.set(total, b.fadd(b.get(total), c.load(x)))
-
-        over_chunks(b, row.columns, add)
-        b.store(b.sum(b.get(total)), out, 4)
+        found = _accumulator(b, start)
+        over_chunks(b, row.columns, lambda c: b.set(found, join(b, b.get(found), c, x)))
+        b.store(finish(b, b.get(found), row.columns), out, 4)
 
     over_rows(b, 2, row)
     return b
+
+
+def _add(b: Builder, total: Value, c: Chunk, x: Value) -> Value:
+    return b.fadd(total, c.load(x))
+
+
+def sum_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is one number."""
+    return _to_one(name, target, _add, lambda b, total, _: b.sum(total))
 
 
 def mean_rows(name: str, target: Target) -> Builder:
     """Operand x; result, a row of which is one number."""
-    b = Builder(name, target)
-
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        total = _accumulator(b)
-        over_chunks(b, row.columns, lambda c: b.set(total, b.fadd(b.get(total), c.load(x))))
-        b.store(b.fdiv(b.sum(b.get(total)), _length(b, row.columns)), out, 4)
-
-    over_rows(b, 2, row)
-    return b
+    return _to_one(name, target, _add, lambda b, v, n: b.fdiv(b.sum(v), _length(b, n)))
 
 
 def max_of_rows(name: str, target: Target) -> Builder:
     """Operand x; result, a row of which is the largest element, or NaN where there is one."""
-    b = Builder(name, target)
 
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        total = _accumulator(b, -math.inf)
+    def join(b: Builder, most: Value, c: Chunk, x: Value) -> Value:
+        return b.intrinsic("maximum", most, c.keep(c.load(x), -math.inf))
 
-        def join(c: Chunk) -> None:
-            value = c.keep(c.load(x), -math.inf)
-            b.set(total, b.intrinsic("maximum", b.get(total), value))
+    def finish(b: Builder, most: Value, _: Value) -> Value:
+        return b.intrinsic("vector.reduce.fmaximum", most, type_="float")
 
-        over_chunks(b, row.columns, join)
-        b.store(b.intrinsic("vector.reduce.fmaximum", b.get(total), type_="float"), out, 4)
-
-    over_rows(b, 2, row)
-    return b
+    return _to_one(name, target, join, finish, -math.inf)
 
 
 def sum_rows_strided(name: str, target: Target) -> Builder:

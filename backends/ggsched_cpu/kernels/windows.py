@@ -133,27 +133,28 @@ def max_rows(name: str, target: Target, *, stride: int) -> Builder:
     def largest(total: Value, x: Value, _: None) -> Value:
         return b.intrinsic("maximum", total, x)  # NaN if one of them is
 
-    def row(row: Row) -> None:
-        x, out = row.pointers
-        start = b.splat(f32(-math.inf), target.lanes)
-        window = _Window(lambda: None, lambda: None, largest, lambda value: value)
-        _lines(b, row.at[-1], row.columns, own_slot(2), stride, x, out, start, window)
-
-    over_rows(b, 2, row)
-    return b
+    return _pool(b, stride, -math.inf, largest, lambda value: value)
 
 
 def average_rows(name: str, target: Target, *, stride: int) -> Builder:
     """Operands x and result; then ``OWN_SLOTS`` and a factor: the sum of each window times it."""
     b = Builder(name, target)
     factor = b.splat(b.arg_f32(own_slot(2) + len(OWN_SLOTS)), target.lanes)
+    return _pool(b, stride, 0.0, lambda a, x, _: b.fadd(a, x), lambda a: b.fmul(a, factor))
+
+
+def _pool(
+    b: Builder,
+    stride: int,
+    first: float,
+    join: Callable[[Value, Value, Any], Value],
+    end: Callable[[Value], Value],
+) -> Builder:
+    window = _Window(lambda: None, lambda: None, join, end)
 
     def row(row: Row) -> None:
         x, out = row.pointers
-        start = b.splat(f32(0.0), target.lanes)
-        window = _Window(
-            lambda: None, lambda: None, lambda a, x, _: b.fadd(a, x), lambda a: b.fmul(a, factor)
-        )
+        start = b.splat(f32(first), b.target.lanes)
         _lines(b, row.at[-1], row.columns, own_slot(2), stride, x, out, start, window)
 
     over_rows(b, 2, row)

@@ -18,14 +18,7 @@ from ggsched_cpu.lowering.context import CpuLoweringContext, Node
 from ggsched_cpu.lowering.products import is_dense, mul_mat_id
 from ggsched_cpu.lowering.recurrent import linear_attention, short_conv
 from ggsched_cpu.lowering.spread import conv_transpose
-from ggsched_cpu.lowering.tasks import (
-    Task,
-    address,
-    bits,
-    double_bits,
-    flat_task,
-    row_task,
-)
+from ggsched_cpu.lowering.tasks import Task, address, bits, double_bits, flat_task, row_task
 from ggsched_cpu.lowering.tiles import mul_mat
 from ggsched_cpu.lowering.windows import activations_of, average_pool, conv, max_pool
 from ggsched_cpu.native import Kernels

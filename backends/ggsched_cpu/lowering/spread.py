@@ -23,7 +23,7 @@ def conv_transpose(node: Node, site: CpuLoweringContext, kernels: Kernels) -> li
         return None
     if not all(a.flags.aligned for a in arrays) or node.param("strides") != w.shape[2:]:
         return None
-    pads, more, dilations = (_ints(node, name) for name in ("pads", "more", "dilations"))
+    pads, more, dilations = (node.bound.ints(name) for name in ("pads", "more", "dilations"))
     apart = any(d > 1 < m for d, m in zip(dilations, w.shape[2:], strict=True))
     if any(pads) or any(more) or apart:
         return None
@@ -59,12 +59,6 @@ def _laid_out(source: Array, target: Array, kernels: Kernels) -> list[Task | Non
         return [row_task(kernel, operands, (planes, high, down), across, kernels.threads)]
     apart = target.reshape(planes, high, down, across, wide)
     return [move(source[:, :, j], apart[..., j], kernels) for j in range(wide)]
-
-
-def _ints(node: Node, name: str) -> tuple[int, ...]:
-    value = node.param(name)
-    assert isinstance(value, tuple)
-    return value
 
 
 __all__: Sequence[str] = ["conv_transpose"]

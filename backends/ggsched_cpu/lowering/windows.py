@@ -10,7 +10,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ggsched.backend.arrays import Array
-from ggsched.backend.program import Operand
 from ggsched.ir.dtype import F32
 from ggsched_cpu.kernels.convolution import ACTIVATIONS, panel_width
 from ggsched_cpu.kernels.elementwise import FORMULAS
@@ -148,22 +147,17 @@ def activations_of(node: Node, following: Sequence[Node]) -> list[Node]:
         bound = other.bound
         if bound.op not in ACTIVATIONS or bound.group or bound.output.dtype is not F32:
             break
-        if not _is_same(bound.inputs[0], place) or not _is_same(bound.output, place):
+        if not all(o.is_same_window(place) for o in (bound.inputs[0], bound.output)):
             break
         found.append(other)
     return found
-
-
-def _is_same(a: Operand, b: Operand) -> bool:
-    """Whether two operands have the same bytes in the same order."""
-    return a.buffer is b.buffer and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
 
 
 def _bound(node: Node) -> _Conv | None:
     """Return a convolution in one or two dimensions that kernels take."""
     x, w, *rest = node.inputs
     out = node.out
-    strides, dilations, pads = (_ints(node, n) for n in ("strides", "dilations", "pads"))
+    strides, dilations, pads = (node.bound.ints(n) for n in ("strides", "dilations", "pads"))
     n = x.ndim - 2
     plain = all(a.flags.c_contiguous and a.dtype == np.float32 for a in (w, out, *rest))
     if n not in (1, 2) or not plain or x.dtype != np.float32:
@@ -361,10 +355,10 @@ def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Tas
 
 def average_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of a pool in one or two dimensions whose windows all count the same."""
-    counts_all = bool(node.param("counts_pads")) and not any(_ints(node, "extra"))
-    if any(_ints(node, "pads")) and not counts_all:
+    counts_all = bool(node.param("counts_pads")) and not any(node.bound.ints("extra"))
+    if any(node.bound.ints("pads")) and not counts_all:
         return None
-    factor = bits(1.0 / prod(_ints(node, "kernel")))
+    factor = bits(1.0 / prod(node.bound.ints("kernel")))
     return _pool(node, site, kernels, "average_rows", 0.0, (factor,))
 
 
@@ -378,7 +372,7 @@ def _pool(
 ) -> list[Task] | None:
     x, out = node.inputs[0], node.out
     kernel, strides, dilations, pads = (
-        _ints(node, n) for n in ("kernel", "strides", "dilations", "pads")
+        node.bound.ints(n) for n in ("kernel", "strides", "dilations", "pads")
     )
     n = x.ndim - 2
     if n not in (1, 2) or x.dtype != np.float32 or not out.flags.c_contiguous or not x.size:
@@ -407,12 +401,6 @@ def _family(name: str, activations: Sequence[Node]) -> tuple[str, list[int]]:
     """Return the family of kernels with these activations, and their parameters."""
     own = [bits(a.number(name)) for a in activations for name in FORMULAS[a.bound.op][1]]
     return "+".join([name, *(a.bound.op for a in activations)]), own
-
-
-def _ints(node: Node, name: str) -> tuple[int, ...]:
-    value = node.param(name)
-    assert isinstance(value, tuple)
-    return value
 
 
 __all__: Sequence[str] = ["activations_of", "average_pool", "conv", "max_pool"]

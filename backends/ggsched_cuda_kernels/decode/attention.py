@@ -14,6 +14,7 @@ from ggsched_cuda_kernels.flash_attention import fits_flash
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
 from ggsched_kernels.calls import Arg, Launch, Window, f32, i32, window, window_of
 from ggsched_kernels.lower_attention import attention_operands
+from ggsched_kernels.lower_warps import next_power
 from ggsched_kernels.lowering_context import weight_define
 
 MAX_TOKENS: Final = 8
@@ -111,12 +112,12 @@ def _cut(num_sms: int, k: Operand, each: int, others: int) -> dict[str, int]:
         others: Groups for each share of the positions.
     """
     n, _, width = k.shape
-    rows = _power(each)
-    span = max(_power(width // EIGHT), rows)
+    rows = next_power(each)
+    span = max(next_power(width // EIGHT), rows)
     per = WARP // span
     room = max(1, num_sms // others)
-    splits = min(MAX_SPLITS, _power(room + 1) // 2, _power(-(-n // FEW_POSITIONS)))
-    warps = min(MAX_WARPS, _power(-(-n // (splits * per * FEW_STEPS))))
+    splits = min(MAX_SPLITS, next_power(room + 1) // 2, next_power(-(-n // FEW_POSITIONS)))
+    warps = min(MAX_WARPS, next_power(-(-n // (splits * per * FEW_STEPS))))
     steps = FEW_STEPS if n <= splits * warps * per * FEW_STEPS else MAX_STEPS
     items = rows * width // 4
     slots = -(-items // splits)
@@ -125,8 +126,3 @@ def _cut(num_sms: int, k: Operand, each: int, others: int) -> dict[str, int]:
         "lanes": warps * WARP, "WIDTH": width, "SPAN": span, "ROWS": rows, "STEPS": steps,
         "SPLITS": splits, "LOCAL_NBYTES": local,
     }  # fmt: skip
-
-
-def _power(n: int) -> int:
-    """Return the smallest power of two that is not smaller."""
-    return 1 << (max(1, n) - 1).bit_length()

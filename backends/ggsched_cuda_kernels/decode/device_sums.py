@@ -13,17 +13,8 @@ from math import prod
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_LANES, MAX_UNITS, lanes_of
-from ggsched_cuda_kernels.operands import has_rows, is_row, is_same, meet, other_operand
-from ggsched_kernels.calls import (
-    CODE,
-    FAULT,
-    MAX_PARTS,
-    MAX_PEERS,
-    TuningProfile,
-    f32,
-    i64,
-    window,
-)
+from ggsched_cuda_kernels.operands import has_rows, is_row, is_same, other_operand
+from ggsched_kernels.calls import CODE, FAULT, MAX_PARTS, MAX_PEERS, TuningProfile, f32, i64, window
 
 Groups = Sequence[Sequence[BoundNode]]
 
@@ -80,7 +71,7 @@ def _is_sum(groups: Groups, count: int) -> bool:
     if count == 1 or read is None:
         return read is not None
     part, y = sums[1].output, sums[-1].output
-    apart = all(not meet(part, o) or _is_in_place(part, o) for o in (*read, y))
+    apart = all(not part.meets(o) or _is_in_place(part, o) for o in (*read, y))
     return apart and any(is_same(part, o) for o in sums[2].inputs)
 
 
@@ -108,12 +99,12 @@ def _with_norm(
         return None
     if {norm.inputs[0].shape, made.shape} != {y.shape} or not has_rows(made):
         return None
-    if not is_row(w) or w.shape[-1] != y.shape[-1] or meet(y, made):
+    if not is_row(w) or w.shape[-1] != y.shape[-1] or y.meets(made):
         return None
     part = [sums[1].output] if len(sums) > 2 else []
-    if any(meet(o, w) for o in (y, made, *part)):
+    if any(o.meets(w) for o in (y, made, *part)):
         return None
-    if any(meet(o, i) and not _is_in_place(o, i) for o, i in product((y, made), (*read, *part))):
+    if any(o.meets(i) and not _is_in_place(o, i) for o, i in product((y, made), (*read, *part))):
         return None  # another row's group may not have read it yet
     site = CudaLoweringContext(mul, profile)
     _lower(site, sums, (norm, w, made))

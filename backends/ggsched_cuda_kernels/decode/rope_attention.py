@@ -17,7 +17,6 @@ from ggsched_cuda_kernels.decode.fused import (
     kind_of_rows,
     rope_arguments,
 )
-from ggsched_cuda_kernels.operands import is_same, meet
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import Arg, CodeOf, Launch, i32, window, window_of
 
@@ -70,9 +69,9 @@ def _fits(layer: Layer, profile: TuningProfile) -> int | None:
         and values.inputs[1].shape == (tokens, count * width)
         and values.inputs[0].shape == keys.inputs[0].shape
     )
-    if not (has_shapes and _is_same_window(q, made)):
+    if not (has_shapes and q.is_same_window(made)):
         return None
-    if not (_turn_alike(turn_q, turn_k) and _is_same_window(keys.inputs[2], values.inputs[2])):
+    if not (_turn_alike(turn_q, turn_k) and keys.inputs[2].is_same_window(values.inputs[2])):
         return None
     first = _first_row(keys.inputs[0], k)
     return first if first == _first_row(values.inputs[0], v) else None
@@ -83,7 +82,7 @@ def _turn_alike(a: BoundNode, b: BoundNode) -> bool:
     return (
         a.params == b.params
         and len(a.inputs) == len(b.inputs)
-        and all(map(_is_same_window, a.inputs[1:], b.inputs[1:]))
+        and all(map(Operand.is_same_window, a.inputs[1:], b.inputs[1:]))
     )
 
 
@@ -109,11 +108,11 @@ def _are_apart(layer: Layer) -> bool:
     others = (*turn_q.inputs[1:], turn_k.inputs[0], *keys.inputs[2:], *values.inputs[1:2])
     others += last.inputs[3:]
     writes = (q, keys.output, values.output, last.output)
-    if any(meet(a, b) for a, b in combinations(writes, 2)):
+    if any(a.meets(b) for a, b in combinations(writes, 2)):
         return False
-    if any(meet(w, o) for w in writes for o in others):
+    if any(w.meets(o) for w in writes for o in others):
         return False
-    return not any(meet(w, x) for w in writes[1:]) and (not meet(q, x) or _is_same_window(q, x))
+    return not any(w.meets(x) for w in writes[1:]) and (not q.meets(x) or q.is_same_window(x))
 
 
 def _lower(layer: Layer, first: int, site: CudaLoweringContext) -> None:
@@ -138,7 +137,3 @@ def _lower(layer: Layer, first: int, site: CudaLoweringContext) -> None:
     caches = layer.last.inputs[:2]
     reads = (*turn_q.inputs[1:], ids, *layer.last.inputs[3:], *caches)
     site.launched(Launch.BY_ITSELF, reads)
-
-
-def _is_same_window(a: Operand, b: Operand) -> bool:
-    return is_same(a, b) and (a.shape, a.strides) == (b.shape, b.strides)

@@ -18,7 +18,6 @@ from ggsched_cuda_kernels.decode.fused import (
     kind_of_rows,
     rope_arguments,
 )
-from ggsched_cuda_kernels.operands import meet
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import (
     FAULT,
@@ -141,6 +140,6 @@ def _copied(rows: BoundNode) -> Job | None:
 
 def _are_apart(a: Job, b: Job) -> bool:
     """Whether neither writes what the other one touches."""
-    return not any(meet(a.writes, o) for o in (*b.reads, b.writes)) and not any(
-        meet(b.writes, o) for o in a.reads
+    return not any(a.writes.meets(o) for o in (*b.reads, b.writes)) and not any(
+        b.writes.meets(o) for o in a.reads
     )

@@ -13,7 +13,7 @@ from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
-from ggsched_cuda_kernels.operands import is_same, meet
+from ggsched_cuda_kernels.operands import is_same
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import CODE, FAULT, window
 from ggsched_kernels.lower_recurrent import lower_linear_attention
@@ -88,12 +88,12 @@ def _copied(result: Operand, start: int, copy: BoundNode, state: Operand) -> Ope
     )
     if not plain or (source.buffer, source.offset, source.nbytes) != wanted:
         return None
-    if goal.nbytes != nbytes or meet(goal, result):
+    if goal.nbytes != nbytes or goal.meets(result):
         return None
     place = Operand(
         goal.buffer, goal.offset, nbytes, F32, state.shape, contiguous_strides(F32, state.shape)
     )
-    if meet(goal, state) and not (is_same(place, state) and place.strides == state.strides):
+    if goal.meets(state) and not (is_same(place, state) and place.strides == state.strides):
         return None
     return place
 

@@ -111,17 +111,14 @@ def _bias(product: BoundNode, add: BoundNode) -> Operand | None:
     """Return what is added to a product, by the same ids."""
     made, bias, ids = add.inputs
     w, _, chosen = product.inputs
-    alike = is_same(made, product.output) and _is_view(ids, chosen) and bias.shape[0] == w.shape[0]
-    return bias if alike and bias.dtype.name == "f32" else None
+    alike = is_same(made, product.output) and ids.is_same_window(chosen)
+    fits = alike and bias.shape[0] == w.shape[0] and bias.dtype.name == "f32"
+    return bias if fits else None
 
 
 def _is_scale(scale: Operand, y: Operand) -> bool:
     """Whether there is one factor for each row of y."""
     return scale.dtype.name == "f32" and scale.shape == (*y.shape[:-1], 1)
-
-
-def _is_view(a: Operand, b: Operand) -> bool:
-    return is_same(a, b) and a.shape == b.shape and a.strides == b.strides
 
 
 def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
@@ -132,7 +129,7 @@ def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
     if not 0 < pairs <= profile.num_sms or 0 in (*w.shape, *x.shape) or not has_rows(x):
         return False
     for branch in chosen.branches[1:]:
-        if not _is_view(branch.inputs[1], x) or not _is_view(branch.inputs[2], ids):
+        if not branch.inputs[1].is_same_window(x) or not branch.inputs[2].is_same_window(ids):
             return False
     weights = [branch.inputs[0] for branch in chosen.branches]
     if any(o.shape != w.shape for o in weights):

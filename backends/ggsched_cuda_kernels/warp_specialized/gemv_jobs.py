@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Final
 
 from ggsched.backend.program import Operand
-from ggsched_cuda_kernels.operands import is_same, meet
+from ggsched_cuda_kernels.operands import is_same
 from ggsched_cuda_kernels.warp_specialized.tile_config import TileConfig, cut_for
 from ggsched_kernels.calls import TuningProfile
 
@@ -183,15 +183,15 @@ class GemvGroup:
         if self.norm is not None:
             reads.append(self.norm.w)
             writes.append(self.norm.y)
-        if any(meet(a, b) for a in writes for b in reads):
+        if any(a.meets(b) for a in writes for b in reads):
             return False
-        if any(meet(a, b) for a, b in combinations(writes, 2)):
+        if any(a.meets(b) for a, b in combinations(writes, 2)):
             return False
         for other in self.jobs:
             reads += other.reads
             writes.append(other.y)
-        if any(meet(job.y, o) for o in (*reads, *writes, *job.weights)):
+        if any(job.y.meets(o) for o in (*reads, *writes, *job.weights)):
             return False
-        if any(meet(job.y, z) and not is_same(job.y, z) for z in job.added):
+        if any(job.y.meets(z) and not is_same(job.y, z) for z in job.added):
             return False
-        return not any(meet(o, w) for o in job.reads for w in writes)
+        return not any(o.meets(w) for o in job.reads for w in writes)

@@ -11,7 +11,6 @@ from typing import Final
 from ggsched.backend.program import BoundNode
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.moe_router import BY_LOGITS, chooses_by_logits, rows_of
-from ggsched_cuda_kernels.operands import is_same, meet
 from ggsched_cuda_kernels.warp_specialized.experts import Route, chosen_of, lower_chosen
 from ggsched_kernels.calls import TuningProfile
 
@@ -38,14 +37,14 @@ def join_routed(
     top, pick, soft = nodes
     logits, ids = top.inputs[0], top.output
     _, x, given = chosen.branches[0].inputs
-    same = is_same(given, ids) and (given.shape, given.strides) == (ids.shape, ids.strides)
+    same = given.is_same_window(ids)
     if not same or logits.shape[-1] > MAX_EXPERTS:
         return None
     # Groups read logits and rows as they come, while others write already.
     writes = (ids, pick.output, soft.output, chosen.last.output)
     reads = (logits, x, *chosen.biases)
-    if any(meet(a, b) for a, b in combinations(writes, 2)) or any(
-        meet(w, r) for w in writes for r in reads
+    if any(a.meets(b) for a, b in combinations(writes, 2)) or any(
+        w.meets(r) for w in writes for r in reads
     ):
         return None
     args = tuple(arg for o in (logits, pick.output, soft.output) for arg in rows_of(o))

@@ -6,15 +6,7 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.operands import (
-    PIECE,
-    is_row,
-    is_same,
-    is_vector,
-    joins,
-    meet,
-    other_operand,
-)
+from ggsched_cuda_kernels.operands import PIECE, is_row, is_same, is_vector, joins, other_operand
 from ggsched_cuda_kernels.warp_specialized.gemv_jobs import (
     MAX_JOBS,
     GemvGroup,
@@ -129,7 +121,7 @@ def _product_of(nodes: Nodes, profile: TuningProfile) -> tuple[Operand, Job] | N
         case _:
             return None
     x, inside = nodes[0].inputs[1], [node.output for node in nodes[:-1]]
-    if any(meet(o, made) for o in (x, *job.reads) for made in inside):
+    if any(o.meets(made) for o in (x, *job.reads) for made in inside):
         return None  # it reads what is not written here
     return (x, job) if _fits(x, job, profile) else None
 

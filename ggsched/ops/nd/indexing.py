@@ -6,16 +6,12 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.ops.nd.declare import Array, axis_of, nd_op, numpy_type
-from ggsched.ops.record import Operand, Param, Shape
+from ggsched.ops.record import Operand, Param, Shape, nothing
 
 
 def _index(x: Operand) -> None:
     if x.dtype.name not in ("i32", "i64"):
         raise ValueError("indices must be i32 or i64")
-
-
-def _none(*_: Shape, **__: Param) -> float:
-    return 0.0
 
 
 def _gathered(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
@@ -24,7 +20,7 @@ def _gathered(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*x[0].shape[:axis], *x[1].shape, *x[0].shape[axis + 1 :])
 
 
-@nd_op("gather", "x", "indices", rule=_gathered, flops=_none, axis=0)
+@nd_op("gather", "x", "indices", rule=_gathered, flops=nothing, axis=0)
 def gather(x: Array, indices: Array, axis: int) -> Array:
     """Take whole slices along an axis."""
     return np.take(x, indices, axis)
@@ -38,7 +34,7 @@ def _gathered_elements(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, x[1].shape
 
 
-@nd_op("gather_elements", "x", "indices", rule=_gathered_elements, flops=_none, axis=0)
+@nd_op("gather_elements", "x", "indices", rule=_gathered_elements, flops=nothing, axis=0)
 def gather_elements(x: Array, indices: Array, axis: int) -> Array:
     """Take one element for each index, at its own place in all other axes."""
     return np.asarray(x[_places(indices, axis)])
@@ -61,7 +57,7 @@ def _gathered_nd(x: Sequence[Operand], batch_dims: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*indices[:-1], *data[taken:])
 
 
-@nd_op("gather_nd", "x", "indices", rule=_gathered_nd, flops=_none, batch_dims=0)
+@nd_op("gather_nd", "x", "indices", rule=_gathered_nd, flops=nothing, batch_dims=0)
 def gather_nd(x: Array, indices: Array, batch_dims: int) -> Array:
     """Take slices whose places the last axis of the indices holds."""
     batch: Sequence[Array] = np.indices(indices.shape[:batch_dims], sparse=True)
@@ -135,7 +131,7 @@ def _one_hot(x: Sequence[Operand], depth: int, axis: int) -> tuple[str, Shape]:
     return x[1].dtype.name, (*x[0].shape[:axis], depth, *x[0].shape[axis:])
 
 
-@nd_op("one_hot", "indices", "values", rule=_one_hot, flops=_none, depth=0, axis=-1)
+@nd_op("one_hot", "indices", "values", rule=_one_hot, flops=nothing, depth=0, axis=-1)
 def one_hot(indices: Array, values: Array, depth: int, axis: int) -> Array:
     """Spread indices over a new axis: ``values[1]`` at the index, ``values[0]`` elsewhere."""
     off, on = values.reshape(2)

@@ -10,7 +10,7 @@ uploaded to every device that reads it.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -137,29 +137,8 @@ def _hand_over_once(work: PlacementTables) -> None:
     what is normalised as well, both are copied; with the norm on the second device one is. Between
     devices of one kind only, because a copy says nothing of what a node costs on another kind.
     """
-    home, out, choice, devices = work.home, work.out, work.choice, work.topology.devices
-    ends = [
-        i
-        for i in range(len(out) - 1)
-        if home[out[i]] >= 0
-        and home[out[i]] != home[out[i + 1]]
-        and choice[out[i]].cause == "expand-down"
-    ]
-    if not ends:
-        return
-    reads = _Reads(work)
-    for end in ends:
-        there = home[out[end + 1]]
-        for i in range(end, -1, -1):
-            storage, here = out[i], home[out[i]]
-            if here in (there, -1) or there < 0 or choice[storage].cause != "expand-down":
-                break
-            is_able = work.able[storage] >> there & 1 and devices[here].kind == devices[there].kind
-            saved = reads.saved_by_moving(i, there) if is_able else 0
-            if saved <= 0:
-                break
-            detail = f"{show('node', i)} saves {saved} bytes of copies"
-            work.settle(storage, there, "upgrade", detail)
+    kinds = [device.kind for device in work.topology.devices]
+    _move_ends(work, "expand-down", 1, lambda s, there: kinds[work.home[s]] == kinds[there])
 
 
 def _keep_small_results(work: PlacementTables) -> None:
@@ -170,26 +149,36 @@ def _keep_small_results(work: PlacementTables) -> None:
     copied instead of their sum. Only for small results, as in decoding, where a copy takes longer
     than the node on any device.
     """
+    tensors = work.graph.tensors
+    _move_ends(work, "expand-up", -1, lambda s, _: tensors[s].nbytes <= SMALL_NBYTES)
+
+
+def _move_ends(
+    work: PlacementTables, cause: Cause, side: int, may_move: Callable[[int, int], bool]
+) -> None:
+    """Move nodes that a ``cause`` placed to the neighbour, as long as fewer bytes are copied.
+
+    ``side`` is 1 for the ends of devices' runs, -1 for the beginnings.
+    """
     home, out, choice = work.home, work.out, work.choice
-    starts = [
+    ends = [
         i
-        for i in range(1, len(out))
+        for i in (range(len(out) - 1) if side > 0 else range(1, len(out)))
         if home[out[i]] >= 0
-        and home[out[i]] != home[out[i - 1]]
-        and choice[out[i]].cause == "expand-up"
+        and home[out[i]] != home[out[i + side]]
+        and choice[out[i]].cause == cause
     ]
-    if not starts:
+    if not ends:
         return
     reads = _Reads(work)
-    for start in starts:
-        there = home[out[start - 1]]
-        for i in range(start, len(out)):
+    for end in ends:
+        there = home[out[end + side]]
+        for i in range(end, -1, -1) if side > 0 else range(end, len(out)):
             storage, here = out[i], home[out[i]]
-            if here in (there, -1) or there < 0 or choice[storage].cause != "expand-up":
+            if here in (there, -1) or there < 0 or choice[storage].cause != cause:
                 break
-            is_small = work.graph.tensors[storage].nbytes <= SMALL_NBYTES
-            is_able = work.able[storage] >> there & 1
-            saved = reads.saved_by_moving(i, there) if is_small and is_able else 0
+            is_able = work.able[storage] >> there & 1 and may_move(storage, there)
+            saved = reads.saved_by_moving(i, there) if is_able else 0
             if saved <= 0:
                 break
             detail = f"{show('node', i)} saves {saved} bytes of copies"

@@ -24,16 +24,7 @@ from ggsched.ir.dtype import F32, I32
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import Param, op_by_name, written_operand
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
-from ggsched.passes.shard.calls import (
-    ANY,
-    HEAVY,
-    Call,
-    Key,
-    Leaf,
-    Ref,
-    needed_calls,
-    ordered_calls,
-)
+from ggsched.passes.shard.calls import ANY, HEAVY, Call, Key, Leaf, Ref, needed_calls, ordered_calls
 from ggsched.passes.shard.layout import (
     Cuts,
     Layout,

@@ -11,7 +11,8 @@ pay (the gate), unless the caller insists. Copies into a staging ring get a stre
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from ggsched.ir.graph import Graph, Node
+from ggsched.ir.graph import Graph
+from ggsched.ir.schedule import predecessors
 from ggsched.passes.cost.work_size import node_works, work_costs
 from ggsched.passes.options import StreamPolicy
 from ggsched.plan.fusions import Fusion
@@ -138,7 +139,7 @@ def _consider(
     units = _units(split, groups)
     works = node_works(graph, nodes)
     alone = _unit_costs(units, work_costs(rates, works), rates)
-    before = _unit_predecessors(units, _predecessors(graph, nodes))
+    before = _unit_predecessors(units, predecessors(graph, nodes))
     total = sum(alone)
     if not is_forced and _longest_path(before, alone) >= _WORTH_IT * total:
         return Gain(split.id, limit, total, total, False), []
@@ -182,34 +183,6 @@ def _unit_predecessors(
         sorted({unit_of[p] for i in unit for p in before[i]} - {number})
         for number, unit in enumerate(units)
     ]
-
-
-def _predecessors(graph: Graph, nodes: Sequence[Node]) -> list[list[int]]:
-    """Return for each node the earlier nodes of the split that touch the same storage first.
-
-    Reads of one storage are independent; a write follows all that touched it.
-    """
-    tensors = graph.tensors
-    writer: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
-    before: list[list[int]] = []
-    for i, node in enumerate(nodes):
-        found: set[int] = set()
-        written = -1
-        for tid, mode in zip(node.tensors, node.modes, strict=True):
-            storage = tensors[tid].storage
-            if storage in writer:
-                found.add(writer[storage])
-            if mode == "r":
-                readers.setdefault(storage, []).append(i)
-            elif mode in "wp":
-                written = storage
-        if written >= 0:
-            found.update(readers.pop(written, ()))
-            writer[written] = i
-        found.discard(i)
-        before.append(sorted(found))
-    return before
 
 
 def _longest_path(before: Sequence[Sequence[int]], costs: Sequence[float]) -> float:
