@@ -86,20 +86,10 @@ class Call:
         value = self.attrs.get(name)
         if value is None:
             return default
-        if isinstance(default, bool):
-            good, value = isinstance(value, int), bool(value) if isinstance(value, int) else value
-        elif isinstance(default, (tuple, list)):
-            good, value = (
-                isinstance(value, (list, tuple)),
-                tuple(value) if isinstance(value, (list, tuple)) else value,
-            )
-        elif isinstance(default, float):
-            good = isinstance(value, (int, float))
-        else:
-            good = isinstance(value, type(default))
-        if not good:
+        kinds: dict[type, Any] = {bool: int, tuple: (list, tuple), float: (int, float)}
+        if not isinstance(value, kinds.get(type(default), type(default))):
             raise self.bad(f"attribute {name!r} has the wrong type")
-        return value
+        return type(default)(value) if isinstance(default, (bool, tuple)) else value
 
     def need(self, name: str, kind: type) -> Any:
         """Return an attribute that must be there.
