@@ -29,7 +29,7 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
         GgschedError: what a machine says, or one that was lost.
     """
     began = time.perf_counter()
-    driver, report = group.driver, progress or _silent
+    driver, report = group.driver, progress or (lambda _name, _what: None)
     names = [driver.where(k) for k in range(len(group.first))]
     rates: list[Rates] = []
     links: dict[tuple[int, int], Link] = {}
@@ -68,7 +68,3 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
 def _moved(pair: tuple[int, int], first: int) -> tuple[int, int]:
     a, b = (end if end == HOST else end + first for end in pair)
     return a, b
-
-
-def _silent(name: str, what: str) -> None:
-    return

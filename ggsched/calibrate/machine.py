@@ -61,7 +61,7 @@ def calibrate(
     began = time.perf_counter()
     topology = probe(devices)
     names = tuple(f.name for f in topology.devices)
-    report = progress or _silent
+    report = progress or (lambda _name, _what: None)
     for_each = _SHARE_OF_DEVICES * seconds / len(devices)
     rates: list[Rates] = []
     missing: list[str] = []
@@ -92,10 +92,6 @@ def calibrate(
         tuple(missing),
         time.perf_counter() - began,
     )
-
-
-def _silent(name: str, what: str) -> None:
-    return
 
 
 def _links(
