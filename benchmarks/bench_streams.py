@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from statistics import median
 
 import numpy as np
 
@@ -81,9 +80,8 @@ def _threads() -> Row:
             list(pool.map(products, outs, (count // 2, count // 2)))
 
     took = interleaved({"one": lambda: products(outs[0], count), "two": two}, 15)
-    pairs = [a / b for a, b in zip(took["one"], took["two"], strict=True)]
     what = "the same products by plain numpy: one thread / two, the limit"
-    return Row("streams", what, median(pairs), min(pairs), max(pairs))
+    return Row("streams", what, *ratio(took["one"], took["two"]))
 
 
 def _compare(graph: Graph, device: str, streams: Streams) -> tuple[float, float, float] | None:

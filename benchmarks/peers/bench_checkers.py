@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.measure import best, interleaved
+from benchmarks.measure import best, interleaved, spread
 from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_checker import BitClosure, NetworkxClosure, races
 from benchmarks.table import Row
@@ -188,8 +188,7 @@ def small_program(nodes: int) -> SmallPlan:
 
 
 def _rate(what: str, count: int, seconds: list[float], unit: str) -> Row:
-    rates = sorted(count / s for s in seconds)
-    return Row("checkers", what, rates[len(rates) // 2], rates[0], rates[-1], unit)
+    return Row("checkers", what, *spread(count / s for s in seconds), unit)
 
 
 def _ignore(count: int) -> None:
