@@ -9,6 +9,7 @@ import numpy as np
 from ggsched.config import Settings
 from ggsched.ir.dtype import F32, DType
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.run.capture import CapturedRun, captured_run
@@ -151,6 +152,21 @@ class Running:
         for executor in self._more:
             executor.close()
         self.scheduler.close()
+
+
+def run_in_modes(graph: Graph, values: Mapping[str, Any], modes: Sequence[str]) -> list[list[Any]]:
+    """Return the outputs of two runs in each mode of PDL, one after the other."""
+    inputs = {t.name: values[t.name] for t in graph.roots(Role.INPUT)}
+    settings = Settings.from_environment(capture=False)
+    got = []
+    for mode in modes:
+        with Scheduler(["cuda:0"], weights=values, settings=settings) as scheduler:
+            inner: Any = scheduler._store.devices[0]
+            getattr(inner, "inner", inner).early = mode
+            for _ in range(2):
+                made = scheduler.run(graph, inputs)
+                got.append([made[tid].copy() for tid in graph.outputs])
+    return got
 
 
 def capture_executor(executor: Executor) -> CapturedRun:
