@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -126,15 +126,16 @@ class Call:
 
 
 Converter = Callable[[Call], Results]
+F = TypeVar("F", bound=Converter)
 
 CONVERTERS: Final[dict[str, Converter]] = {}
 """By name of the op; those of other domains than the standard one begin with theirs."""
 
 
-def converts(*names: str) -> Callable[[Converter], Converter]:
+def converts(*names: str) -> Callable[[F], F]:
     """Register a converter for ops."""
 
-    def register(converter: Converter) -> Converter:
+    def register(converter: F) -> F:
         CONVERTERS.update(dict.fromkeys(names, converter))
         return converter
 
