@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import memory_table, sync_table
 from benchmarks.bench_planning import order
-from benchmarks.measure import best, interleaved, ratio
+from benchmarks.measure import best_ratio, interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings, Streams
 from ggsched.errors import BackendUnavailable
@@ -126,8 +126,7 @@ def _planning() -> list[Row]:
                     "graphlib": partial(order, graph),
                 }
                 took = interleaved(sides, 5 if n < 10_000 else 2, time.process_time)
-                pairs = [a / b for a, b in zip(took["plan"], took["graphlib"], strict=True)]
                 what = f"{graph.name}, {streams} streams forced: plan / graphlib"
-                value = best(took["plan"]) / best(took["graphlib"])
-                rows.append(Row("streams", what, value, min(pairs), max(pairs), bound="<= 40"))
+                found = best_ratio(took["plan"], took["graphlib"])
+                rows.append(Row("streams", what, *found, bound="<= 40"))
     return rows

@@ -31,6 +31,11 @@ def best(samples: list[float]) -> float:
     return min(samples)
 
 
+def best_ratio(a: list[float], b: list[float]) -> tuple[float, float, float]:
+    """Return the best of a by the best of b, and the smallest and the largest of a/b by round."""
+    return best(a) / best(b), *ratio(a, b)[1:]
+
+
 def spread(samples: Iterable[float]) -> tuple[float, float, float]:
     """Return the sample in the middle, the smallest and the largest."""
     each = sorted(samples)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.measure import best, interleaved, spread
+from benchmarks.measure import best, best_ratio, interleaved, spread
 from benchmarks.peers.installed import reason_missing
 from benchmarks.peers.task_graphs import SHAPES, Tasks
 from benchmarks.peers.task_runners import (
@@ -95,9 +95,7 @@ def rows_of(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
         what = f"{tasks.name}: {name}, a task"
         rows.append(Row("tasks", what, *spread(1e6 * s / n for s in seconds), "us"))
         if ours and name != OURS:
-            pairs = [a / b for a, b in zip(seconds, ours, strict=True)]
-            what = f"  {name} / {OURS}"
-            rows.append(Row("tasks", what, best(seconds) / best(ours), min(pairs), max(pairs)))
+            rows.append(Row("tasks", f"  {name} / {OURS}", *best_ratio(seconds, ours)))
     rows += overhead_rows(tasks, took)
     return rows
 
