@@ -139,6 +139,8 @@ def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
 
 def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, Any]:
     """Return what was measured as plain JSON data; seconds, bytes and operations per second."""
+    from ggsched.calibrate.cache import numbers_of
+
     devices = {}
     for name, identity, rates in zip(
         found.names, found.identities, found.rates.devices, strict=True
@@ -146,13 +148,7 @@ def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, A
         devices[name] = {
             "identity": identity,
             "description": facts[name].description,
-            "flops": rates.flops,
-            "bandwidth": rates.bandwidth,
-            "total_bandwidth": rates.total_bandwidth,
-            "parallel": rates.parallel,
-            "node_s": rates.node_s,
-            "event_s": rates.event_s,
-            "launch_s": rates.launch_s,
+            **numbers_of(rates),
             "kernels": {
                 k.name: {"flops": k.flops, "bandwidth": k.bandwidth} for k in rates.kernels
             },
