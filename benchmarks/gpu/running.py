@@ -1,8 +1,11 @@
 """A graph on live devices, step by step: eager or captured, with what each takes of the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from ggsched.run.resources import Resources
 from ggsched.scheduler import Scheduler
 from ggsched_llm.batches import batch_inputs
 from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import Model
 from ggsched_llm.spec import ModelSpec
 
 N_CTX = 512
@@ -152,6 +156,22 @@ class Running:
         for executor in self._more:
             executor.close()
         self.scheduler.close()
+
+
+@contextmanager
+def model_of(spec: ModelSpec, weights: Callable[[str], Any]) -> Iterator[Model]:
+    """Give a model without a file, whose sessions take their weights from a function."""
+    file: Any = SimpleNamespace(path="random", tensors={})
+    tokenizer: Any = None
+
+    def array(_: object, name: str) -> Any:
+        return weights(name)
+
+    with (
+        patch("ggsched_llm.session.weight_array", array),
+        patch("ggsched_llm.sharing.weight_array", array),
+    ):
+        yield Model(file, spec, tokenizer)
 
 
 def run_in_modes(graph: Graph, values: Mapping[str, Any], modes: Sequence[str]) -> list[list[Any]]:
