@@ -1,6 +1,5 @@
 """``python -m benchmarks [SUITE ...] [--json FILE]``: run suites and print one table."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.table import Row, as_json, machine, render
+from benchmarks.table import Row, as_json, chosen, machine, render
 
 SUITES = (
     "planning",
@@ -33,15 +32,7 @@ SUITES = (
 
 def main() -> int:
     """Run the suites that are named, or all."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}")
-    parser.add_argument("--json", metavar="FILE", help="write the figures to a file as well")
-    options = parser.parse_args()
-    wanted = options.suites or list(SUITES)
-    unknown = [name for name in wanted if name not in SUITES]
-    if unknown:
-        parser.error(f"no suite {unknown[0]!r}; there are {', '.join(SUITES)}")
-    command = " ".join(["python -m benchmarks", *wanted])
+    wanted, command, path = chosen("python -m benchmarks", __doc__, SUITES)
     sys.stdout.write(
         f"$ {command}\n" + "\n".join(f"  {k}: {v}" for k, v in machine().items()) + "\n\n"
     )
@@ -52,9 +43,8 @@ def main() -> int:
             import_module(f"benchmarks.bench_{name}").run() if len(wanted) == 1 else _apart(name)
         )
     sys.stdout.write(render(rows) + "\n")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            file.write(as_json(rows, command) + "\n")
+    if path:
+        Path(path).write_text(as_json(rows, command) + "\n", encoding="utf-8")
     return 0
 
 

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio
+from benchmarks.measure import interleaved, ratio, spread
 from benchmarks.table import Row
 from ggsched.backend.base import BaseStream
 from ggsched.backend.program import BoundNode, Operand, full_params
@@ -67,10 +67,8 @@ def _per_command(is_sync: bool) -> list[Row]:
                 ROUNDS,
             )
             stream.sync(TIMEOUT_S)
-            each = sorted(1e6 * s / N for s in took["ours"])
-            rows.append(
-                Row("cpu", f"{mode}: {what}", each[len(each) // 2], each[0], each[-1], "us")
-            )
+            each = spread(1e6 * s / N for s in took["ours"])
+            rows.append(Row("cpu", f"{mode}: {what}", *each, "us"))
     what = f"{mode}: these three commands / submit and result"
     rows.append(Row("cpu", what, *ratio(took["ours"], took["pool"]), bound="<= 3"))
     device.close()

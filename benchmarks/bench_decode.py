@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio
+from benchmarks.measure import interleaved, ratio, spread
 from benchmarks.table import Row
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
@@ -116,5 +116,4 @@ def run() -> list[Row]:
 
 
 def _rate(what: str, amount: float, seconds: list[float], unit: str) -> Row:
-    rates = sorted(amount / s for s in seconds)
-    return Row("decode", what, rates[len(rates) // 2], rates[0], rates[-1], unit)
+    return Row("decode", what, *spread(amount / s for s in seconds), unit)

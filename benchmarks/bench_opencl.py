@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio
+from benchmarks.measure import interleaved, ratio, spread
 from benchmarks.table import Row
 from ggsched.backend.protocols import Backend, Device
 from ggsched.errors import BackendUnavailable
@@ -127,8 +127,7 @@ def _launches(device: Device) -> list[Row]:
         ("run", "tiny kernel, until it has run", KERNELS),
         ("trip", "launch and sync of one kernel", 1),
     ):
-        each = sorted(1e6 * s / count for s in took[side])
-        rows.append(Row("opencl", what, each[len(each) // 2], each[0], each[-1], "us"))
+        rows.append(Row("opencl", what, *spread(1e6 * s / count for s in took[side]), "us"))
     many.close()
     single.close()
     return rows

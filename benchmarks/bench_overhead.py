@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio
+from benchmarks.measure import interleaved, ratio, spread
 from benchmarks.table import Row
 from ggsched.backend.arrays import aligned_bytes
 from ggsched.config import Settings
@@ -151,5 +151,4 @@ def _mode(is_sync: bool) -> str:
 
 
 def _us(seconds: list[float]) -> tuple[float, float, float]:
-    ordered = sorted(1e6 * s for s in seconds)
-    return ordered[len(ordered) // 2], ordered[0], ordered[-1]
+    return spread(1e6 * s for s in seconds)

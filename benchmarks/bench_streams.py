@@ -11,13 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from statistics import median
 
 import numpy as np
 
 from benchmarks import memory_table, sync_table
 from benchmarks.bench_planning import order
-from benchmarks.measure import best, interleaved, ratio
+from benchmarks.measure import best_ratio, interleaved, ratio
 from benchmarks.table import Row
 from ggsched.config import Settings, Streams
 from ggsched.errors import BackendUnavailable
@@ -81,9 +80,8 @@ def _threads() -> Row:
             list(pool.map(products, outs, (count // 2, count // 2)))
 
     took = interleaved({"one": lambda: products(outs[0], count), "two": two}, 15)
-    pairs = [a / b for a, b in zip(took["one"], took["two"], strict=True)]
     what = "the same products by plain numpy: one thread / two, the limit"
-    return Row("streams", what, median(pairs), min(pairs), max(pairs))
+    return Row("streams", what, *ratio(took["one"], took["two"]))
 
 
 def _compare(graph: Graph, device: str, streams: Streams) -> tuple[float, float, float] | None:
@@ -128,8 +126,7 @@ def _planning() -> list[Row]:
                     "graphlib": partial(order, graph),
                 }
                 took = interleaved(sides, 5 if n < 10_000 else 2, time.process_time)
-                pairs = [a / b for a, b in zip(took["plan"], took["graphlib"], strict=True)]
                 what = f"{graph.name}, {streams} streams forced: plan / graphlib"
-                value = best(took["plan"]) / best(took["graphlib"])
-                rows.append(Row("streams", what, value, min(pairs), max(pairs), bound="<= 40"))
+                found = best_ratio(took["plan"], took["graphlib"])
+                rows.append(Row("streams", what, *found, bound="<= 40"))
     return rows

@@ -20,3 +20,11 @@ def add_sizes(writer: GGUFWriter, hp: HParams) -> None:
     writer.add_rope_freq_base(hp.rope.base)
     writer.add_layer_norm_rms_eps(hp.norm_eps)
     writer.add_vocab_size(hp.n_vocab)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added, and close the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,7 +1,7 @@
 """Timing: rounds in turn, so that both sides of a ratio see the same machine."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 
 
@@ -29,6 +29,17 @@ def interleaved(
 def best(samples: list[float]) -> float:
     """Return the smallest sample: the one least disturbed by others on the machine."""
     return min(samples)
+
+
+def best_ratio(a: list[float], b: list[float]) -> tuple[float, float, float]:
+    """Return the best of a by the best of b, and the smallest and the largest of a/b by round."""
+    return best(a) / best(b), *ratio(a, b)[1:]
+
+
+def spread(samples: Iterable[float]) -> tuple[float, float, float]:
+    """Return the sample in the middle, the smallest and the largest."""
+    each = sorted(samples)
+    return each[len(each) // 2], each[0], each[-1]
 
 
 def ratio(a: list[float], b: list[float]) -> tuple[float, float, float]:

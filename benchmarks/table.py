@@ -1,8 +1,10 @@
 """The table that ``make bench`` prints, and its JSON form."""
 
+import argparse
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 
@@ -39,6 +41,21 @@ class Row:
         relation, _, target = self.bound.partition(" ")
         is_met = self.value <= float(target) if relation == "<=" else self.value >= float(target)
         return "ok" if is_met else "MISSED"
+
+
+def chosen(
+    prog: str, about: str | None, suites: Sequence[str], arguments: list[str] | None = None
+) -> tuple[list[str], str, str | None]:
+    """Read the command line: return the suites to run, the command, and the file for JSON."""
+    parser = argparse.ArgumentParser(prog=prog, description=about)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(suites)}")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file as well")
+    options = parser.parse_args(arguments)
+    wanted = options.suites or list(suites)
+    unknown = [name for name in wanted if name not in suites]
+    if unknown:
+        parser.error(f"no suite {unknown[0]!r}; there are {', '.join(suites)}")
+    return wanted, " ".join([prog, *wanted]), options.json
 
 
 def machine() -> dict[str, str]:

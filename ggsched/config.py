@@ -50,11 +50,14 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _whole(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**64:
-        raise ValueError(text)
-    return value
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError(text)
+        return value
+
+    return parse
 
 
 def read_streams(text: str) -> Streams:
@@ -68,22 +71,10 @@ def read_streams(text: str) -> Streams:
             return "auto"
         case "autotune" | "measure":  # the old name is accepted for one release
             return "autotune"
-    value = int(text)
-    if not 1 <= value <= MAX_STREAMS:
-        raise ValueError(text)
-    return value
+    return _whole(1, MAX_STREAMS)(text)
 
 
-def read_threads(text: str) -> int:
-    """Read a number of threads.
-
-    Raises:
-        ValueError: it is none.
-    """
-    value = int(text)
-    if not 1 <= value <= MAX_THREADS:
-        raise ValueError(text)
-    return value
+_threads: Final = _whole(1, MAX_THREADS)
 
 
 def read_budget(text: str) -> Budget:
@@ -191,7 +182,7 @@ class Settings:
         ),
     )  # fmt: skip
     packing_effort: int = _variable(
-        0, "a whole number from 0 on", _whole,
+        0, "a whole number from 0 on", _whole(0, 2**64 - 1),
         "How long to look for a tighter packing of memory; each step takes 0.1 to 0.2 s at most, "
         "and only where the bound is not met.",
         flag=Flag(
@@ -215,7 +206,7 @@ class Settings:
         ),
     )  # fmt: skip
     seed: int = _variable(
-        0, "a whole number from 0 on", _whole,
+        0, "a whole number from 0 on", _whole(0, 2**64 - 1),
         "Decides what the backend sim, which simulates devices, runs when.",
     )  # fmt: skip
     checked: bool = _variable(
@@ -251,11 +242,11 @@ class Settings:
         ),
     )  # fmt: skip
     threads: int | None = _variable(
-        None, f"a number from 1 to {MAX_THREADS}", read_threads,
+        None, f"a number from 1 to {MAX_THREADS}", _threads,
         "How many threads of the backend cpu compute, for all its devices and streams together.",
         owner="cpu", unset="the physical cores that the process may use",
         flag=Flag(
-            "-t --threads", lambda text: None if text == "-1" else read_threads(text),
+            "-t --threads", lambda text: None if text == "-1" else _threads(text),
             "Threads of the backend cpu that compute. [default: as GGSCHED_THREADS says, a "
             "physical core each]",
             f"is not a number of threads from 1 to {MAX_THREADS}",

@@ -330,27 +330,8 @@ class Beat(Message, frozen=True, tag="beat"):
 Request = Open | Join | Bind | Run | Manage | Calibrate | Probe
 """What a worker answers with ``Opened``, ``Done`` or ``Failed``."""
 
-Any_ = (
-    Open
-    | Join
-    | Bind
-    | Run
-    | Abort
-    | Manage
-    | Calibrate
-    | Probe
-    | Ping
-    | Pong
-    | Close
-    | Weight
-    | Data
-    | Opened
-    | Done
-    | Failed
-    | Wanted
-    | Warned
-    | Beat
-)
+_ToDriver = Opened | Done | Failed | Wanted | Warned | Beat
+Any_ = Request | Abort | Ping | Pong | Close | Weight | Data | _ToDriver
 """Every message."""
 
 _MIN_FRAMES: Final[dict[type, int]] = {Bind: 2, Data: 1}

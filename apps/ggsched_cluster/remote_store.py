@@ -140,11 +140,6 @@ class RemoteStore:
             out |= {f"{where}/{name}": nbytes for name, nbytes in sizes.get(kind, {}).items()}
         return out
 
-    def weights_read(self) -> dict[str, dict[str, int]]:
-        """Return by machine the bytes of weights from its ``own file``, ``kept``, and ``sent``."""
-        found = self.driver.manage("sizes").items()
-        return {self.driver.where(machine): sizes.get("read", {}) for machine, sizes in found}
-
     def ran(self, plan: Plan) -> None:
         """Note that a run of a plan is over."""
         if self._recorder is None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ggsched.calibrate.device_rates import NO_TIME
-from ggsched.cli.console import messages, output, write_json
+from ggsched.cli.console import messages, new_table, output, write_json
 from ggsched.cli.options import OwnOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
@@ -139,6 +139,8 @@ def _progress(console: Console) -> Iterator[Callable[[str, str], None]]:
 
 def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, Any]:
     """Return what was measured as plain JSON data; seconds, bytes and operations per second."""
+    from ggsched.calibrate.cache import numbers_of
+
     devices = {}
     for name, identity, rates in zip(
         found.names, found.identities, found.rates.devices, strict=True
@@ -146,13 +148,7 @@ def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, A
         devices[name] = {
             "identity": identity,
             "description": facts[name].description,
-            "flops": rates.flops,
-            "bandwidth": rates.bandwidth,
-            "total_bandwidth": rates.total_bandwidth,
-            "parallel": rates.parallel,
-            "node_s": rates.node_s,
-            "event_s": rates.event_s,
-            "launch_s": rates.launch_s,
+            **numbers_of(rates),
             "kernels": {
                 k.name: {"flops": k.flops, "bandwidth": k.bandwidth} for k in rates.kernels
             },
@@ -186,12 +182,7 @@ def _end(found: "Calibration", device: int) -> str:
 
 
 def _rates_table(found: "Calibration") -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    grid.add_column("device", no_wrap=True)
-    grid.add_column("rate of", no_wrap=True)
-    grid.add_column("compute", justify="right", no_wrap=True)
-    grid.add_column("memory", justify="right", no_wrap=True)
-    grid.add_column("time", justify="right", no_wrap=True)
+    grid = new_table("device", "rate of", ">compute", ">memory", ">time")
     for name, rates in zip(found.names, found.rates.devices, strict=True):
         for kernel in rates.kernels:
             pace = rate_text(kernel.flops, "FLOP"), rate_text(kernel.bandwidth)
@@ -208,10 +199,7 @@ def _rates_table(found: "Calibration") -> Table:
 
 
 def _links_table(found: "Calibration") -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    grid.add_column("copies", no_wrap=True)
-    grid.add_column("latency", justify="right", no_wrap=True)
-    grid.add_column("rate", justify="right", no_wrap=True)
+    grid = new_table("copies", ">latency", ">rate")
     for (src, dst), link in found.rates.links.items():
         way = f"{_end(found, src)} -> {_end(found, dst)}"
         grid.add_row(way, seconds_text(link.latency_s), rate_text(link.bandwidth))

@@ -13,7 +13,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from ggsched.cli.console import messages, output, write_json
+from ggsched.cli.console import messages, new_table, output, write_json
 from ggsched.cli.options import at_least, json_option, option
 from ggsched.cli.user_ops import named_op
 from ggsched.config import Settings
@@ -201,10 +201,7 @@ def table(report: "ConformanceReport") -> Table:
     """Return a table with a row for each rule."""
     from ggsched_testing.conformance.report import summary
 
-    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    grid.add_column("rule", no_wrap=True)
-    grid.add_column("cases", justify="right", no_wrap=True)
-    grid.add_column("verdict", overflow="fold")
+    grid = new_table("rule", ">cases", "~verdict")
     for rule, results in report.by_rule().items():
         text = summary(results)
         style = next((s for word, s in _STYLE.items() if word in text), "")

@@ -1,6 +1,5 @@
 """``ggsched run model.onnx``: options, and the run."""
 
-import os
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
@@ -13,7 +12,7 @@ import numpy as np
 
 from ggsched.cli.console import write_json
 from ggsched.cli.options import COMPUTE, PLANNING, option, verified, with_options
-from ggsched.cli.output_files import check_writable
+from ggsched.cli.output_files import check_writable, output_file
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.files.mapping import map_file, require_unchanged
@@ -170,8 +169,7 @@ def _run(
 ) -> None:
     from ggsched.scheduler import Scheduler
 
-    if output is not None:
-        check_writable(output, "the outputs")
+    check_writable(output, "the outputs")
     model = open_model(given["model"], dims, constants)
     arrays = {name: _load(path) for name, path in inputs}
     _check(model, arrays)
@@ -190,7 +188,8 @@ def _run(
         found = model.run(scheduler, arrays)
         require_unchanged(arrays.values())
     if output is not None:
-        _save(output, found)
+        with output_file(output, "the outputs") as file:
+            np.savez(file, **found)  # type: ignore[arg-type]
     if given["as_json"]:
         write_json({"outputs": {n: _described(a) for n, a in found.items()}})
     else:
@@ -263,15 +262,6 @@ def _number(text: str) -> Array:
         except ValueError:
             continue
     raise UsageError(f"{text!r} is neither a number nor a file .npy", where="--constant")
-
-
-def _save(path: str, found: dict[str, Array]) -> None:
-    try:
-        with open(path, "wb") as file:
-            np.savez(file, **found)  # type: ignore[arg-type]
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError("cannot write the outputs", where=os.fspath(path), why=why) from error
 
 
 def _described(array: Array) -> dict[str, Any]:

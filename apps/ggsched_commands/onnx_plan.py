@@ -8,8 +8,7 @@ import click
 from ggsched.cli.options import option
 from ggsched.config import Settings
 from ggsched_commands.onnx_options import CONSTANT, DIM, is_given, onnx_command, open_model
-from ggsched_commands.plan_dot import write_dot
-from ggsched_commands.plan_output import print_plan, save_plan, with_graph
+from ggsched_commands.plan_output import print_plan, save_plan, with_graph, write_dot
 
 F = TypeVar("F", bound=Callable[..., Any])
 

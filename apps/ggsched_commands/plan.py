@@ -14,11 +14,9 @@ from ggsched.errors import UsageError
 from ggsched_commands.help_groups import GroupedCommand
 from ggsched_commands.model_options import model_options, open_session
 from ggsched_commands.onnx_plan import onnx_plan_options
-from ggsched_commands.plan_dot import dot_option, write_dot
 from ggsched_commands.plan_explain import explain_option, print_explanation
-from ggsched_commands.plan_html import write_plan_page
 from ggsched_commands.plan_memory import memory_options, print_memory
-from ggsched_commands.plan_output import no_files, print_plan, save_plan
+from ggsched_commands.plan_output import no_files, print_plan, save_plan, write_dot, write_plan_page
 from ggsched_commands.plan_output import with_graph as graph_included
 from ggsched_llm.default_devices import GENERATED
 
@@ -48,7 +46,12 @@ if TYPE_CHECKING:
     click.Path(dir_okay=False, writable=True),
     metavar="FILE",
 )
-@dot_option
+@option(
+    "--dot",
+    "Write commands, waits and hazards in the DOT language of Graphviz, 500 commands at most.",
+    click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+)
 @topology_option
 @explain_option
 @memory_options

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ggsched.cli.console import columns
-from ggsched.cli.output_files import output_file
+from ggsched.cli.output_files import check_writable, output_file
 from ggsched.errors import UsageError
 from ggsched.printable import write_out
 
 if TYPE_CHECKING:
     from ggsched.ir.graph import Graph
     from ggsched.plan.bundle import Plan
+    from ggsched_llm.session import Session
 
 
 def with_graph(plan: "Plan", graph: "Graph") -> "Plan":
@@ -45,6 +46,36 @@ def save_plan(path: str, plan: "Plan") -> None:
 
     with output_file(path, "the plan") as file:
         file.write(plan_to_json(plan))
+
+
+def write_dot(plan: "Plan", path: str) -> None:
+    """Write the picture of a plan.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    from ggsched.interchange.dot import plan_to_dot
+
+    with output_file(path, "the picture") as file:
+        file.write(plan_to_dot(plan).encode())
+
+
+def write_plan_page(session: "Session", n_tokens: int, n_past: int, path: str) -> None:
+    """Write the page of the plan of a micro-batch.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    from ggsched.report.html import write_page
+    from ggsched.report.predicted_timeline import described
+    from ggsched.trace.expected import expected_timeline
+
+    check_writable(path, "the page")
+    graph = session.graph(n_tokens, n_past, 1)
+    planned = session.scheduler.planned_graph(graph, session.constraints)
+    traced = described(planned, session.plan_of(graph), session.rates)
+    timeline = expected_timeline(traced.plan, traced.expected, enqueue_s=session.rates.enqueue_s)
+    write_page(path, timeline, (traced,))
 
 
 def print_plan(plan: "Plan", *, as_json: bool, verbose: bool) -> None:

@@ -184,8 +184,7 @@ def run(
             hint = f"the model adds: {EXAMPLE}"
         what = "give the prompt as -p TEXT, as -f FILE or as --tokens 1,2,3"
         raise UsageError(what, where="ggsched run", hint=hint)
-    if logits is not None:
-        check_writable(logits, "the logits")  # a path that cannot be written must not cost the run
+    check_writable(logits, "the logits")  # a path that cannot be written must not cost the run
     if trace is not None and not is_perfetto(trace) and _are_elsewhere(options["devices"]):
         hint = "name it FILE.json, for Perfetto; --html and --report contain more"
         what = "the commands of several machines cannot be written as one trace"

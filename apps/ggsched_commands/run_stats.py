@@ -8,7 +8,6 @@ from ggsched.errors import DeviceFault, SyncTimeout
 from ggsched.plan.stats import plan_stats
 from ggsched.units import nbytes_text as nbytes
 from ggsched.units import rate_text, seconds_text
-from ggsched_commands.expert_stats import expert_lines, expert_stats
 
 if TYPE_CHECKING:
     from ggsched.plan.bundle import Plan
@@ -63,8 +62,7 @@ def session_stats(session: "Session") -> dict[str, Any]:
                 "host_bytes": stats.host,
             }
         )
-    experts = expert_stats(session)
-    if experts:
+    if experts := _expert_stats(session):
         out["experts"] = experts
     measured = session.scheduler.measured
     if measured:
@@ -81,9 +79,42 @@ def _resident(session: "Session", kind: str) -> dict[str, int]:
         return {}
 
 
+def _expert_stats(session: "Session") -> dict[str, Any]:
+    """Return the ledger of expert weights; empty where none went to another device."""
+    ledger = session.scheduler.expert_ledger
+    if not ledger.accounts:
+        return {}
+    return {
+        "id_reads": ledger.id_reads,
+        "cache_bytes": session.scheduler.resident_nbytes("cache"),
+        "total": asdict(ledger.total),
+        "tensors": ledger.by_tensor(),
+    }
+
+
+def _expert_lines(stats: dict[str, Any]) -> list[str]:
+    """Return the ledger for people: one line for all tensors together."""
+    experts = stats.get("experts")
+    if not experts:
+        return []
+    t = experts["total"]
+    parts = []
+    if t["decisions"]:
+        parts.append(
+            f"{t['chosen_rows']} rows chosen in {experts['id_reads']} decisions, "
+            f"{nbytes(t['uploaded_nbytes'])} of them copied in {t['copies']} pieces"
+        )
+    if experts["cache_bytes"]:
+        found = t["cached_rows"] / max(1, t["chosen_rows"])
+        parts.append(f"{t['cached_rows']} ({found:.0%}) from the cache")
+    if t["layers"]:
+        parts.append(f"{nbytes(t['layer_nbytes'])} of whole layers, before anybody chose")
+    return [f"experts: {'; '.join(parts)}"]
+
+
 def measured_lines(stats: dict[str, Any]) -> list[str]:
     """Return what was counted of experts, and what ``--streams autotune`` found for each graph."""
-    return [*expert_lines(stats), *(_measured_line(m) for m in stats.get("streams_measured", ()))]
+    return [*_expert_lines(stats), *(_measured_line(m) for m in stats.get("streams_measured", ()))]
 
 
 def _measured_line(m: dict[str, Any]) -> str:

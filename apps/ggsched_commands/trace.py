@@ -58,9 +58,8 @@ def trace(
     from ggsched.trace.times import timeline_of
     from ggsched.trace.utilization import account
 
-    for path, what in ((html, "the page"), (perfetto, "the trace")):
-        if path is not None:
-            check_writable(path, what)
+    check_writable(html, "the page")
+    check_writable(perfetto, "the trace")
     recorded = read_trace(read_argument(file), file)
     for planned in recorded.plans:
         require_known(planned.plan, f"{file}:1")

@@ -78,9 +78,8 @@ def recording(wanted: Wanted, name: str) -> Iterator["Recorder | None"]:
         return
     from ggsched.trace.recorder import Recorder
 
-    for path, what in ((wanted.trace, "the trace"), (wanted.html, "the page")):
-        if path is not None:
-            check_writable(path, what)
+    check_writable(wanted.trace, "the trace")
+    check_writable(wanted.html, "the page")
     recorder = Recorder()
     try:
         yield recorder

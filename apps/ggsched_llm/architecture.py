@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from ggsched.ir.tensor import Tensor
@@ -37,6 +38,12 @@ def shared_width(keys: Keys) -> int:
     return keys.count("expert_shared_feed_forward_length", 1 << 24, default)
 
 
+def plain_block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
+    """Apply attention and a network, or experts, to the hidden states x (T, n_embd)."""
+    ffn = partial(kit.experts, router="all") if kit.hp.n_expert else kit.feed_forward
+    return kit.block(x, layer, "ffn_norm", ffn)
+
+
 def _unchanged(keys: Keys, hp: HParams) -> HParams:
     return hp
 
@@ -66,7 +73,7 @@ class Architecture:
 
     name: str
     needs: Callable[[HParams], Iterator[WeightNeed]]
-    block: Callable[[ModelBuilder, Tensor, int], Tensor]
+    block: Callable[[ModelBuilder, Tensor, int], Tensor] = plain_block
     pairing: Literal["adjacent", "halves"] = "halves"
     experts: Literal["none", "some", "all"] = "none"
     expert_width: Callable[[Keys, int], int] = own_width

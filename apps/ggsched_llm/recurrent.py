@@ -6,6 +6,7 @@ convolution and ``linear_state`` with a matrix (N, P) for each head, a row for e
 """
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from ggsched.ir.tensor import Tensor
 from ggsched_llm.hparams import HParams, Recurrent
@@ -177,10 +178,7 @@ def attend(
 
 def _state(kit: ModelBuilder, name: str, *shape: int) -> tuple[Tensor, Tensor]:
     """Return a state with a row for each slot, and what it looks like: (slots, *shape)."""
-    nelements = 1
-    for n in shape:
-        nelements *= n
-    state = kit.g.state(name, (kit.spec.n_slots, nelements))
+    state = kit.g.state(name, (kit.spec.n_slots, prod(shape)))
     return state, kit.g.reshape(state, kit.spec.n_slots, *shape)
 
 

@@ -123,12 +123,7 @@ class Sequences:
                 f"the session has a sequence of {self._session.n_past} tokens of its own",
                 hint="call reset() of the session first",
             )
-        free = next((i for i, slot in enumerate(self._slots) if slot.n_past is None), None)
-        if free is None:
-            raise UsageError(
-                f"all {len(self._slots)} sequences are in use",
-                hint="let one leave(), or open the session with a larger n_parallel",
-            )
+        free = self._free()
         if not self.active and self._session.batches.has_nonfinite:
             self._session.scheduler.clear_states()
             self._session.batches.has_nonfinite = False
@@ -167,13 +162,7 @@ class Sequences:
         Raises:
             UsageError: as ``join``, or it has not joined.
         """
-        past = self._past(sequence)
-        made = next((i for i, slot in enumerate(self._slots) if slot.n_past is None), None)
-        if made is None:
-            raise UsageError(
-                f"all {len(self._slots)} sequences are in use",
-                hint="let one leave(), or open the session with a larger n_parallel",
-            )
+        past, made = self._past(sequence), self._free()
         if past:
             count = kv_bucket(past, self.n_rows)
             graph = self._copies.get(count)
@@ -249,6 +238,15 @@ class Sequences:
                 hint="use a larger context, or fewer sequences",
             )
         return past
+
+    def _free(self) -> int:
+        for i, slot in enumerate(self._slots):
+            if slot.n_past is None:
+                return i
+        raise UsageError(
+            f"all {len(self._slots)} sequences are in use",
+            hint="let one leave(), or open the session with a larger n_parallel",
+        )
 
     def _past(self, sequence: int) -> int:
         if not 0 <= sequence < len(self._slots) or self._slots[sequence].n_past is None:

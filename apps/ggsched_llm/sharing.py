@@ -20,7 +20,6 @@ from ggsched.topology.cost import machine_of
 from ggsched.topology.model import Topology
 from ggsched_llm.load import Model, weight_array
 from ggsched_llm.offload import Homes, copied_output, source_name
-from ggsched_llm.part_arrays import part_array
 from ggsched_llm.session_options import SessionOptions
 from ggsched_llm.spec import ModelSpec
 from ggsched_llm.tensor_split import (
@@ -29,6 +28,7 @@ from ggsched_llm.tensor_split import (
     shard_homes,
     split_model,
 )
+from ggsched_llm.weights import part_array
 
 _LOG: Final = logging.getLogger("ggsched")
 

@@ -1,7 +1,7 @@
 """What a graph needs to know of a model: hyperparameters, and weights as the graph sees them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
@@ -208,3 +208,34 @@ def shared_expert_needs(hp: HParams, layer: int) -> Iterator[WeightNeed]:
     yield from expert_needs(hp, layer, bias=False)
     yield WeightNeed(f"blk.{layer}.ffn_gate_inp_shexp.weight", (hp.n_embd,))
     yield from feed_forward_needs(hp, layer, bias=False, suffix="_shexp", width=hp.n_ff_shared)
+
+
+def block_needs(
+    hp: HParams,
+    *,
+    bias: bool | None = None,
+    ffn_bias: bool | None = False,
+    has_head_norms: bool = False,
+    norms: Sequence[str] = ("ffn_norm",),
+) -> Iterator[WeightNeed]:
+    """Yield the weights of blocks of attention and a network, which may consist of experts.
+
+    Args:
+        hp: Hyperparameters.
+        bias: Of attention, as for ``linear_needs``.
+        ffn_bias: Of dense networks, as for ``linear_needs``.
+        has_head_norms: Whether each head of Q and K has a norm.
+        norms: Names of the norms of hidden states behind attention.
+    """
+    for layer in range(hp.n_layer):
+        yield from attention_needs(hp, layer, bias=bias)
+        if has_head_norms:
+            yield from head_norm_needs(hp, layer)
+        for name in norms:
+            yield WeightNeed(f"blk.{layer}.{name}.weight", (hp.n_embd,))
+        if hp.n_ff_shared:
+            yield from shared_expert_needs(hp, layer)
+        elif hp.n_expert:
+            yield from expert_needs(hp, layer, bias=False)
+        else:
+            yield from feed_forward_needs(hp, layer, bias=ffn_bias)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ggsched.errors import InternalError
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.passes.shard.layout import Split
 from ggsched_llm.gguf_file import GGUF_CODES, GgufFile, GgufTensor
 
 # What numpy calls the type; blocks of quantised types are plain bytes.
@@ -72,6 +73,27 @@ def with_arrays(file: GgufFile, arrays: Mapping[str, NDArray[np.float32]]) -> Gg
         at += len(data)
     more = (*file.more, np.concatenate(raw)) if raw else file.more
     return replace(file, tensors=tensors, more=more)
+
+
+def part_array(whole: NDArray[Any], dtype: DType, split: Split, part: int) -> NDArray[Any]:
+    """Return a participant's part of a weight.
+
+    A part of the outermost axis is a view of the whole, so it is used where the file is mapped;
+    others are read when they are loaded, and nothing beside them. Several segments are joined.
+
+    Args:
+        whole: As ``weight_array`` returns it: rows of quantised types are bytes.
+        dtype: Of the weight.
+        split: How it is split.
+        part: The participant.
+    """
+    pieces = []
+    for first, stop in split.spans(part):
+        if dtype.is_quantized and split.axis == whole.ndim - 1:
+            first, stop = dtype.row_nbytes(first), dtype.row_nbytes(stop)
+        index = (*(slice(None) for _ in range(split.axis)), slice(first, stop))
+        pieces.append(whole[index])
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=split.axis)
 
 
 def _floats(raw: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:

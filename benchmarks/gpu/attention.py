@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched_cuda import driver, open_backend
-from ggsched_cuda.capture import driver as capturing
+from ggsched_cuda import open_backend
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.oracle.interpreter import run_oracle
 from tests.support.rope_attention_graphs import Turned, groups_of_layers, turned, turned_values
@@ -30,7 +28,6 @@ TOKENS, SHARES, WIDTHS = (1, 2, 5, 8), (1, 4, 8), (64, 128, 80)
 POSITIONS = (1, 7, 32, 100, 256, 1000, 4096)
 MASKS = ("prefix", "window", "none", "hidden", "mask")
 SPREAD_NBYTES = 100 << 20  # of caches, several times what the L2 cache keeps
-ROUNDS = 9
 TIMEOUT_S = 60.0
 
 Arrays = Mapping[str, Any]
@@ -243,7 +240,7 @@ class _Bench:
         self, graph: Graph, values: Arrays, orders: Orders, early: str, kind: str
     ) -> dict[int, Any]:
         """Run a graph from the start; return the bytes of its results."""
-        buffers = self._filled(graph, values)
+        buffers = filled(self.stream, graph, values)
         program = self._compiled(graph, buffers, orders, early)
         if len(program.steps) != 1:
             raise AssertionError(f"{kind}: {len(program.steps)} calls instead of one")
@@ -270,7 +267,7 @@ class _Bench:
             for t in graph.roots(Role.INPUT)
         }
         values["q"] = np.repeat(kept["q"], shape.tokens, 0)
-        buffers = self._filled(graph, values)
+        buffers = filled(self.stream, graph, values)
         found = {
             f"early {early}": self._each(graph, buffers, [], early, layers)
             for early in ("on", "off")
@@ -286,7 +283,7 @@ class _Bench:
         for name, apart in (("one kernel", False), ("two kernels", True)):
             s = replace(layer, apart=apart)
             graph = turned(s, layers)
-            buffers = self._filled(graph, turned_values(graph, s))
+            buffers = filled(self.stream, graph, turned_values(graph, s))
             for early in ("on", "off"):
                 orders = groups_of_layers(layers)
                 found[f"{name}, early {early}"] = self._each(graph, buffers, orders, early, layers)
@@ -298,44 +295,38 @@ class _Bench:
     ) -> float:
         """Return microseconds of one of several layers."""
         program = self._compiled(graph, buffers, orders, early)
-        took = self._replayed(program) / layers
+        took = self.timer.replayed(lambda: [call(*given) for call, given in program.steps]) / layers
         program.close()
         return round(1e6 * took, 2)
-
-    def _replayed(self, program: Any) -> float:
-        handle = self.stream.handle
-        capturing.begin_capture(handle)
-        for call, given in program.steps:
-            call(*given)
-        made, _ = capturing.make_executable(capturing.end_capture(handle))
-        took = [
-            self.timer.seconds(lambda: driver.launch_graph(made, handle)) for _ in range(ROUNDS)
-        ]
-        capturing.close_executable(made)
-        return median(took[2:])
-
-    def _filled(self, graph: Graph, values: Arrays) -> dict[int, Any]:
-        buffers = {t.id: self.device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-        for t in graph.tensors:
-            if not t.is_view:
-                raw = np.full(t.nbytes, 0xFF, np.uint8)  # no number, where nothing is given
-                if t.role is not Role.TEMP:
-                    raw = np.ascontiguousarray(values[t.name]).reshape(-1).view(np.uint8)
-                self.stream.upload(raw.data, buffers[t.id], 0)
-        self.stream.sync(TIMEOUT_S)
-        return buffers
 
     def _compiled(
         self, graph: Graph, buffers: Mapping[int, Any], orders: Orders, early: str
     ) -> Any:
         self.device.early = early
-        nodes: list[BoundNode] = bound_nodes(graph, buffers)
-        for order in orders:
-            pattern = "+".join(nodes[k].op for k in order)
-            for k in order:
-                nodes[k] = replace(nodes[k], group=Group(pattern, order))
-        return self.device.compile(nodes, self.stream)
+        return self.device.compile(grouped(bound_nodes(graph, buffers), orders), self.stream)
 
     def _close(self, buffers: Mapping[int, Any]) -> None:
         for buffer in buffers.values():
             buffer.close()
+
+
+def filled(stream: Any, graph: Graph, values: Arrays) -> dict[int, Any]:
+    """Return buffers of the tensors of a graph, by id; NaN where no value is given."""
+    buffers = {t.id: stream.device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+    for tid, buffer in buffers.items():
+        t = graph.tensors[tid]
+        raw = np.full(t.nbytes, 0xFF, np.uint8)
+        if t.role is not Role.TEMP:
+            raw = np.ascontiguousarray(values[t.name]).reshape(-1).view(np.uint8)
+        stream.upload(raw.data, buffer, 0)
+    stream.sync(TIMEOUT_S)
+    return buffers
+
+
+def grouped(nodes: list[BoundNode], orders: Orders) -> list[BoundNode]:
+    """Return nodes, those of each order as a group."""
+    for order in orders:
+        group = Group("+".join(nodes[k].op for k in order), order)
+        for k in order:
+            nodes[k] = replace(nodes[k], group=group)
+    return nodes

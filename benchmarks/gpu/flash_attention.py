@@ -5,15 +5,14 @@ products that are seen, ``2 T N_seen H (D + E)``, next to a product of 8192 x 81
 """
 
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.prefill import _set_to
+from benchmarks.gpu.attention import filled
+from benchmarks.gpu.prefill import _set_to, run_parts
 from benchmarks.gpu.products import _Bench as Products
 from benchmarks.gpu.running import Running
 from ggsched.backend.precision import Activations
@@ -88,8 +87,6 @@ STEPS = ((512, 512), (512, 4096), (512, 16384), (1, 512), (1, 4096), (1, 16384))
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Check and measure; ok if all parts ran and agree."""
-    began = time.perf_counter()
-    found: dict[str, Any] = {"failed": {}}
     parts: dict[str, Callable[[], Any]] = {
         **{f"agree {mode}": lambda mode=mode: _agree(mode) for mode in MODES},
         "cuts": _cuts,
@@ -97,17 +94,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         "one token": lambda: _one_token(DEPTHS[:2] if quick else DEPTHS),
         "steps": lambda: _steps(quick),
     }
-    for name, part in parts.items():
-        if time.perf_counter() - began > BUDGET_S:
-            found["failed"][name] = "no time was left"
-            continue
-        try:
-            found[name] = part()
-        except Exception:
-            found["failed"][name] = traceback.format_exc()
-            sys.stdout.write(found["failed"][name])
-        sys.stdout.write(f"   [{time.perf_counter() - began:.0f} s] {name}: {found.get(name)}\n")
-        sys.stdout.flush()
+    found = run_parts(parts, BUDGET_S)
     wrong = [case for mode in MODES for case in found.get(f"agree {mode}", {}).get("wrong", ())]
     return {"ok": not wrong and not found["failed"], **found}
 
@@ -234,14 +221,11 @@ def _run(bench: Products, graph: Graph, s: Shape, count: int = 5) -> float:
     from ggsched_testing.eager import bound_nodes
 
     values = _values(graph, s, np.random.default_rng(0))
-    buffers = {t.id: bench.device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-    for t in graph.roots(Role.INPUT):
-        raw = np.ascontiguousarray(values[t.name]).reshape(-1).view(np.uint8)
-        bench.stream.upload(raw.data, buffers[t.id], 0)
+    buffers = filled(bench.stream, graph, values)
     nodes = bound_nodes(graph, buffers)
     program = bench.device.compile(nodes * count, bench.stream)
     bench.stream.sync(60.0)
-    best = bench.replay(lambda: [call(*given) for call, given in program.steps]) / count
+    best = bench.timer.replayed(lambda: [call(*given) for call, given in program.steps]) / count
     program.close()
     for buffer in buffers.values():
         buffer.close()

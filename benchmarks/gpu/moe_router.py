@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ggsched.config import Settings
+from benchmarks.gpu.running import run_in_modes
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F32, I32, MXFP4, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.scheduler import Scheduler
 from ggsched_testing.generators.values import LeafRule, leaf_values
 from ggsched_testing.oracle.interpreter import run_oracle
 
@@ -205,17 +204,8 @@ def _drawn(graph: Graph, rng: np.random.Generator) -> Arrays:
 def _compare(case: Case) -> tuple[float, str]:
     """Return the largest error and what is wrong, if anything is."""
     graph, values = case.graph, case.values
-    inputs = {t.name: values[t.name] for t in graph.roots(Role.INPUT)}
     wanted = run_oracle(graph, values)
-    settings = Settings.from_environment(capture=False)
-    got = []
-    for mode in MODES:
-        with Scheduler(["cuda:0"], weights=values, settings=settings) as scheduler:
-            inner: Any = scheduler._store.devices[0]
-            getattr(inner, "inner", inner).early = mode
-            for _ in range(2):
-                made = scheduler.run(graph, inputs)
-                got.append([made[tid].copy() for tid in graph.outputs])
+    got = run_in_modes(graph, values, MODES)
     errors = [_error(a, wanted[tid]) for a, tid in zip(got[0], graph.outputs, strict=True)]
     problem = "" if max(errors) <= TOLERANCE else f"errors {errors}"
     for i, some in enumerate(got):

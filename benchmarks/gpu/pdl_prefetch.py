@@ -8,12 +8,11 @@ results have to be wrong, or this part could not fail.
 """
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ggsched.backend.program import Group
+from benchmarks.gpu.attention import filled, grouped
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import F32, I32
 from ggsched.ir.graph import Graph
@@ -91,12 +90,7 @@ def values_of(graph: Graph) -> dict[str, Any]:
 
 def bound(graph: Graph, buffers: Any) -> list[Any]:
     """Return the nodes in their groups."""
-    nodes = bound_nodes(graph, buffers, constant_weights=True)
-    for order in ORDERS:
-        pattern = "+".join(nodes[k].op for k in order)
-        for k in order:
-            nodes[k] = replace(nodes[k], group=Group(pattern, order))
-    return nodes
+    return grouped(bound_nodes(graph, buffers, constant_weights=True), ORDERS)
 
 
 def _worst(device: Any, made: str, mode: str) -> tuple[float, bool]:
@@ -116,14 +110,7 @@ def _worst(device: Any, made: str, mode: str) -> tuple[float, bool]:
 
 def _once(device: Any, graph: Graph, values: Any, mode: str) -> tuple[Any, bool]:
     stream = device.create_stream()
-    buffers = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
-    for t in graph.tensors:
-        if not t.is_view:
-            raw = np.full(t.nbytes, 0xFF, np.uint8)  # no number, where nothing is given
-            if t.role is not Role.TEMP:
-                raw = np.ascontiguousarray(values[t.name]).reshape(-1).view(np.uint8)
-            stream.upload(raw.data, buffers[t.id], 0)
-    stream.sync(TIMEOUT_S)
+    buffers = filled(stream, graph, values)
     device.early = mode
     nodes = bound(graph, buffers)
     calls, _ = _lowered(nodes, device)

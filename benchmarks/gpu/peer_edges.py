@@ -22,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 from cuda.bindings import driver as cu
 
+from benchmarks.gpu.running import model_of
 from ggsched.ir.dtype import BF16
 from ggsched_cuda import driver
 from ggsched_cuda.capture import driver as capturing
@@ -31,7 +32,6 @@ from ggsched_cuda.driver import check
 from ggsched_cuda.event import Marker
 from ggsched_cuda.rendezvous import CaptureRendezvous
 from ggsched_cuda_kernels.sources import architecture_of
-from ggsched_llm.load import Model
 from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import LLAMA_8B, random_weights, spec_of
 
@@ -305,8 +305,6 @@ def model(layers: int, several: list[str]) -> None:
     """Measure a model on one device and on several."""
     spec = spec_of(replace(LLAMA_8B, n_layer=layers), BF16)
     source = random_weights(spec)
-    nothing: Any = None
-    loaded = Model(nothing, spec, nothing)
     tokens = np.random.default_rng(1).integers(0, spec.hparams.n_vocab, 16).tolist()
     alone = 0.0
     for side in ("one", "tensor"):
@@ -316,13 +314,9 @@ def model(layers: int, several: list[str]) -> None:
             split_mode="tensor" if side == "tensor" else "layer",
         )  # fmt: skip
 
-        def array(_: object, name: str) -> np.ndarray:
-            return source(name)
-
         began = perf_counter()
         with (
-            patch("ggsched_llm.session.weight_array", array),
-            patch("ggsched_llm.sharing.weight_array", array),
+            model_of(spec, source) as loaded,
             Session(loaded, devices, options) as session,
         ):
             for _ in session.generate(tokens[:8], 8):

@@ -79,8 +79,6 @@ SHOWN = 12
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Check and measure; ok if all parts ran and agree."""
-    began, table = time.perf_counter(), []
-    found: dict[str, Any] = {"failed": {}}
     models = QUICK if quick else MODELS
     parts: dict[str, Callable[[], Any]] = {
         "products auto": lambda: _agree(_product_cases(quick), "auto"),
@@ -97,8 +95,19 @@ def run(*, quick: bool) -> dict[str, Any]:
         },
         "curves": lambda: _curves(quick),
     }
+    found = run_parts(parts, BUDGET_S)
+    table = [f"{name}: {_short(found[name])}" for name in parts if name in found]
+    sys.stdout.write("\n".join(["", "-- prefill", *table, *found["failed"], ""]))
+    wrong = [case for part in found.values() for case in part.get("wrong", ())]
+    return {"ok": not wrong and not found["failed"], **found}
+
+
+def run_parts(parts: Mapping[str, Callable[[], Any]], budget_s: float) -> dict[str, Any]:
+    """Return what parts find that begin within a time; ``failed`` says what others came to."""
+    began = time.perf_counter()
+    found: dict[str, Any] = {"failed": {}}
     for name, part in parts.items():
-        if time.perf_counter() - began > BUDGET_S:
+        if time.perf_counter() - began > budget_s:
             found["failed"][name] = "no time was left"
             continue
         try:
@@ -106,12 +115,10 @@ def run(*, quick: bool) -> dict[str, Any]:
         except Exception:
             found["failed"][name] = traceback.format_exc()
             sys.stdout.write(found["failed"][name])
-        table.append(f"{name}: {_short(found.get(name, 'FAILED'))}")
-        sys.stdout.write(f"   [{time.perf_counter() - began:.0f} s] {table[-1]}\n")
+        shown = _short(found.get(name, "FAILED"))
+        sys.stdout.write(f"   [{time.perf_counter() - began:.0f} s] {name}: {shown}\n")
         sys.stdout.flush()
-    sys.stdout.write("\n".join(["", "-- prefill", *table, *found["failed"], ""]))
-    wrong = [case for part in found.values() for case in part.get("wrong", ())]
-    return {"ok": not wrong and not found["failed"], **found}
+    return found
 
 
 def _short(found: Any) -> str:

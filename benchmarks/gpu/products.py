@@ -9,7 +9,6 @@ and the end of a kernel in it, as products have.
 
 import sys
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched_cuda import driver, open_backend
-from ggsched_cuda.capture import driver as capturing
 from ggsched_cuda.compiler.driver import compile_text
 from ggsched_cuda_kernels.sources import architecture_of
 from ggsched_testing.eager import bound_nodes
@@ -30,7 +28,6 @@ from ggsched_testing.generators.values import LeafRule, leaf_values
 SHAPES = ((4096, 4096), (11008, 4096), (4096, 11008), (32000, 4096))
 DTYPES = (BF16, Q8_0, F32, F16, Q4_0, MXFP4)
 SPREAD_NBYTES = 400 << 20
-ROUNDS = 9
 CHECKED = 64  # rows of each weight that are compared with numpy
 TOLERANCE = 1e-5  # of the norm of a result
 
@@ -109,7 +106,7 @@ class _Bench:
     def _replayed(self, nbytes: int, count: int, copy: Callable[[int, int], None]) -> float:
         buffers = [self.device.allocate(nbytes) for _ in range(2 * count)]
         pairs = [(a.address, b.address) for a, b in zip(buffers[::2], buffers[1::2], strict=True)]
-        seconds = self.replay(lambda: [copy(a, b) for a, b in pairs]) / count
+        seconds = self.timer.replayed(lambda: [copy(a, b) for a, b in pairs]) / count
         for buffer in buffers:
             buffer.close()
         return seconds
@@ -185,7 +182,9 @@ class _Bench:
         )
         self.stream.sync(60.0)
         # Not the stream's launch, which looks after ids that came with the data.
-        seconds = self.replay(lambda: [call(*given) for call, given in program.steps]) / count
+        seconds = (
+            self.timer.replayed(lambda: [call(*given) for call, given in program.steps]) / count
+        )
         first_output = next(t for t in graph.tensors if t.id == graph.outputs[0])
         result = np.empty(first_output.nbytes, np.uint8)
         self.stream.download(buffers[graph.outputs[0]], 0, result.data)
@@ -193,16 +192,4 @@ class _Bench:
         program.close()
         for buffer in buffers.values():
             buffer.close()
-        return seconds, content | {"y": result}
-
-    def replay(self, enqueue: Callable[[], object]) -> float:
-        """Return the median seconds of a captured graph of what a call enqueues."""
-        handle = self.stream.handle
-        capturing.begin_capture(handle)
-        enqueue()
-        graph, _ = capturing.make_executable(capturing.end_capture(handle))
-        launches = [
-            self.timer.seconds(lambda: driver.launch_graph(graph, handle)) for _ in range(ROUNDS)
-        ]
-        capturing.close_executable(graph)
-        return median(launches[2:])
+        return seconds / count, content | {"y": result}

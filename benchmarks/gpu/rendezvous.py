@@ -8,13 +8,12 @@ import sys
 import threading
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Final
-from unittest.mock import patch
+from typing import Final
 
 import numpy as np
 
+from benchmarks.gpu.running import model_of
 from ggsched.ir.dtype import BF16
-from ggsched_llm.load import Model
 from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import LLAMA_1B, random_weights, spec_of
 
@@ -24,14 +23,8 @@ TOKENS: Final = 200
 def main() -> int:
     """Run one alone, then two at once."""
     spec = spec_of(replace(LLAMA_1B, n_layer=4), BF16)
-    source = random_weights(spec)
-    nothing: Any = None
-    loaded = Model(nothing, spec, nothing)
     options = SessionOptions(n_ctx=512, split_mode="tensor")
     prompt = np.random.default_rng(1).integers(0, spec.hparams.n_vocab, 8).tolist()
-
-    def array(_: object, name: str) -> np.ndarray:
-        return source(name)
 
     made: dict[str, list[int]] = {}
 
@@ -40,8 +33,7 @@ def main() -> int:
 
     devices = ["cuda:0", "cuda:1"]
     with (
-        patch("ggsched_llm.session.weight_array", array),
-        patch("ggsched_llm.sharing.weight_array", array),
+        model_of(spec, random_weights(spec)) as loaded,
         Session(loaded, devices, options) as one,
         Session(loaded, devices, options) as other,
     ):

@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.products import ROUNDS
 from benchmarks.gpu.timing import Timer
 from ggsched.backend.precision import Activations
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
 from ggsched.ir.graph import Graph
-from ggsched_cuda import driver, open_backend
-from ggsched_cuda.capture import driver as capturing
+from ggsched_cuda import open_backend
 from ggsched_cuda_kernels.calls import ProductCall
 from ggsched_cuda_kernels.kernel_selection import lower
 from ggsched_testing.eager import bound_nodes
@@ -117,7 +115,8 @@ def _point(device: Any, stream: Any, graph: Graph, weights: dict[str, Any]) -> d
     nodes = bound_nodes(graph, buffers, constant_weights=True)
     program = device.compile(nodes, stream)
     stream.sync(60.0)
-    seconds = _replayed(device, stream, program)
+    timer = Timer(device, stream)
+    seconds = timer.replayed(lambda: [call(*given) for call, given in program.steps], min)
     calls, _ = lower(nodes, device.profile)
     kernels = sorted({"cublas" if isinstance(c, ProductCall) else c.kernel for c in calls})
     program.close()
@@ -130,16 +129,3 @@ def _point(device: Any, stream: Any, graph: Graph, weights: dict[str, Any]) -> d
         "us": 1e6 * seconds / COPIES,
         "kernels": kernels,
     }
-
-
-def _replayed(device: Any, stream: Any, program: Any) -> float:
-    """Return the least seconds of a captured graph of a program's calls."""
-    timer, handle = Timer(device, stream), stream.handle
-    capturing.begin_capture(handle)
-    for call, given in program.steps:
-        call(*given)
-    graph, _ = capturing.make_executable(capturing.end_capture(handle))
-    try:
-        return min(timer.seconds(lambda: driver.launch_graph(graph, handle)) for _ in range(ROUNDS))
-    finally:
-        capturing.close_executable(graph)

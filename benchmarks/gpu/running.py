@@ -1,14 +1,18 @@
 """A graph on live devices, step by step: eager or captured, with what each takes of the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 
 from ggsched.config import Settings
 from ggsched.ir.dtype import F32, DType
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.run.capture import CapturedRun, captured_run
@@ -17,6 +21,7 @@ from ggsched.run.resources import Resources
 from ggsched.scheduler import Scheduler
 from ggsched_llm.batches import batch_inputs
 from ggsched_llm.graph import build_model_graph
+from ggsched_llm.load import Model
 from ggsched_llm.spec import ModelSpec
 
 N_CTX = 512
@@ -151,6 +156,37 @@ class Running:
         for executor in self._more:
             executor.close()
         self.scheduler.close()
+
+
+@contextmanager
+def model_of(spec: ModelSpec, weights: Callable[[str], Any]) -> Iterator[Model]:
+    """Give a model without a file, whose sessions take their weights from a function."""
+    file: Any = SimpleNamespace(path="random", tensors={})
+    tokenizer: Any = None
+
+    def array(_: object, name: str) -> Any:
+        return weights(name)
+
+    with (
+        patch("ggsched_llm.session.weight_array", array),
+        patch("ggsched_llm.sharing.weight_array", array),
+    ):
+        yield Model(file, spec, tokenizer)
+
+
+def run_in_modes(graph: Graph, values: Mapping[str, Any], modes: Sequence[str]) -> list[list[Any]]:
+    """Return the outputs of two runs in each mode of PDL, one after the other."""
+    inputs = {t.name: values[t.name] for t in graph.roots(Role.INPUT)}
+    settings = Settings.from_environment(capture=False)
+    got = []
+    for mode in modes:
+        with Scheduler(["cuda:0"], weights=values, settings=settings) as scheduler:
+            inner: Any = scheduler._store.devices[0]
+            getattr(inner, "inner", inner).early = mode
+            for _ in range(2):
+                made = scheduler.run(graph, inputs)
+                got.append([made[tid].copy() for tid in graph.outputs])
+    return got
 
 
 def capture_executor(executor: Executor) -> CapturedRun:

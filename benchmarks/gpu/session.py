@@ -8,16 +8,13 @@ the same time would have given.
 
 import sys
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from benchmarks.gpu.decode import CASES, QUICK
-from benchmarks.gpu.running import Running
+from benchmarks.gpu.running import Running, model_of
 from ggsched_llm.batches import kv_bucket
-from ggsched_llm.load import Model
 from ggsched_llm.session import Session, SessionOptions
 from tests.support.shapes import random_weights, spec_of
 
@@ -41,11 +38,8 @@ def run(*, quick: bool) -> dict[str, Any]:
 def _measured(hparams: Any, dtype: Any, experts: Any, n_predict: int) -> dict[str, Any]:
     spec = spec_of(hparams, dtype, experts)
     source = random_weights(spec)
-    file: Any = SimpleNamespace(path="random", tensors={})
-    tokenizer: Any = None
-    model = Model(file, spec, tokenizer)
     runs = []
-    with patch("ggsched_llm.session.weight_array", lambda _, name: source(name)):
+    with model_of(spec, source) as model:
         for _ in range(SESSIONS):
             with Session(model, ["cuda:0"], SessionOptions(n_ctx=N_CTX)) as session:
                 runs.append(_generated(session, n_predict))

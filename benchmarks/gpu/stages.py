@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Final
-from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.gpu.running import model_of
 from ggsched.backend.protocols import Device
 from ggsched.ir.dtype import BF16
 from ggsched.passes.cost.predict import predict_step
@@ -25,7 +25,6 @@ from ggsched.run.release import close_all
 from ggsched_cluster.local import local_start
 from ggsched_cluster.remote_devices import open_group
 from ggsched_llm.batches import MicroBatch, Pipelining
-from ggsched_llm.load import Model
 from ggsched_llm.session import Session, SessionOptions
 from ggsched_llm.spec import ModelSpec
 from tests.support.shapes import LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
@@ -61,12 +60,10 @@ def measure(
         batch: Tokens of a batch at most; by default the prompt is one.
         pipelining: Of several devices; ``on`` where guessed rates of links say that it cannot pay.
     """
-    nothing: Any = None
-    model, source = Model(nothing, spec, nothing), random_weights(spec)
     options = SessionOptions(n_ctx=n_tokens, n_batch=batch or n_tokens, n_ubatch=ubatch)
     tokens = np.random.default_rng(1).integers(0, spec.hparams.n_vocab, n_tokens).tolist()
     with (
-        patch("ggsched_llm.session.weight_array", lambda _, name: source(name)),
+        model_of(spec, random_weights(spec)) as model,
         Session(model, one, options) as alone,
         Session(model, several, replace(options, pipelining=pipelining)) as spread,
     ):

@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.gpu.running import model_of
 from ggsched.backend.protocols import Device
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
@@ -35,7 +36,6 @@ from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
 from ggsched.scheduler import Scheduler
-from ggsched_llm.load import Model
 from ggsched_llm.session import Session, SessionOptions
 from ggsched_llm.spec import ModelSpec
 from tests.support.shapes import GPT_OSS_20B, LLAMA_1B, LLAMA_8B, SMALL, random_weights, spec_of
@@ -146,8 +146,7 @@ class Sides:
     """
 
     def __init__(self, spec: ModelSpec, devices: Devices, n_prompt: int, ubatch: int) -> None:
-        nothing: Any = None
-        self._model, self._source = Model(nothing, spec, nothing), random_weights(spec)
+        self._spec, self._source = spec, random_weights(spec)
         self._devices, self._n_prompt, self._ubatch = devices, n_prompt, ubatch
         rng = np.random.default_rng(1)
         self._tokens = rng.integers(0, spec.hparams.n_vocab, n_prompt).tolist()
@@ -170,13 +169,9 @@ class Sides:
             pipelining="on" if side == "pairs" else SessionOptions().pipelining,
         )
 
-        def array(_: object, name: str) -> np.ndarray:
-            return self._source(name)
-
         with (
-            patch("ggsched_llm.session.weight_array", array),
-            patch("ggsched_llm.sharing.weight_array", array),
-            Session(self._model, devices, replace(chosen, **options)) as session,
+            model_of(self._spec, self._source) as model,
+            Session(model, devices, replace(chosen, **options)) as session,
         ):
             yield session
 

@@ -2,11 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 from ggsched_cuda import driver
+from ggsched_cuda.capture import driver as capturing
 
 REPEATS = 5
+ROUNDS = 9
 
 
 class Timer:
@@ -32,6 +35,20 @@ class Timer:
         while driver.query_event(self._to)[0] == driver.NOT_READY:
             pass
         return driver.seconds_between(self._from, self._to)
+
+    def replayed(
+        self,
+        enqueue: Callable[[], object],
+        choose: Callable[[list[float]], float] = lambda took: median(took[2:]),
+    ) -> float:
+        """Return the seconds of a captured graph of what a call enqueues, the median or another."""
+        handle = self._stream.handle
+        capturing.begin_capture(handle)
+        enqueue()
+        graph, _ = capturing.make_executable(capturing.end_capture(handle))
+        took = [self.seconds(lambda: driver.launch_graph(graph, handle)) for _ in range(ROUNDS)]
+        capturing.close_executable(graph)
+        return choose(took)
 
 
 def _key(call: Any, arguments: tuple[Any, ...], label: str) -> tuple[Any, ...]:

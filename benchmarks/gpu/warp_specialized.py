@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.running import run_in_modes
 from ggsched.backend.packed import dequantize
-from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, MXFP4, Q4_0, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.scheduler import Scheduler
 from ggsched_testing.generators.values import LeafRule, leaf_values
 from ggsched_testing.oracle.interpreter import run_oracle
 
@@ -105,17 +104,8 @@ def _error(graph: Graph, floats: Graph) -> dict[str, Any]:
         for t in graph.tensors
         if t.role in (Role.INPUT, Role.WEIGHT) and not t.is_view
     }
-    inputs = {t.name: values[t.name] for t in graph.tensors if t.role is Role.INPUT}
     wanted = run_oracle(graph, values)
-    settings = Settings.from_environment(capture=False)
-    got = []
-    for mode in ("off", "on", "late"):
-        with Scheduler(["cuda:0"], weights=values, settings=settings) as scheduler:
-            inner: Any = scheduler._store.devices[0]
-            getattr(inner, "inner", inner).early = mode
-            for _ in range(2):
-                made = scheduler.run(graph, inputs)
-                got.append([made[tid] for tid in graph.outputs])
+    got = run_in_modes(graph, values, ("off", "on", "late"))
     equal = all(
         a.tobytes() == b.tobytes() for made in got[1:] for a, b in zip(got[0], made, strict=True)
     )

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from benchmarks.gguf_sizes import add_sizes
+from benchmarks.gguf_sizes import add_sizes, finish
 from ggsched.ir.dtype import BF16, F16, F32, DType, dtype_by_name
 from ggsched_llm.gguf_file import GGUF_CODES
 from ggsched_llm.graph import model_needs
@@ -65,10 +65,7 @@ def write_model(folder: Path, name: str, dtype: str) -> Path:
             kind = BF16 if need.matrix else F32
         values = _values(kind, need.shape, rng)
         writer.add_tensor(need.name, values, raw_dtype=GGMLQuantizationType(GGUF_CODES[kind]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     _read_back(partial)
     partial.rename(path)
     return path

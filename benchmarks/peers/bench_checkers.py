@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.measure import best, interleaved
+from benchmarks.measure import best_ratio, interleaved, spread
 from benchmarks.peers.interleavings import count_interleavings
 from benchmarks.peers.naive_checker import BitClosure, NetworkxClosure, races
 from benchmarks.table import Row
@@ -90,9 +90,8 @@ def sanitizer(plan: Plan, rounds: int) -> list[Row]:
         rows.append(_rate(f"{n} commands: {name}", n, seconds, "/s"))
         if not name.startswith("sanitizer"):
             ours = took["sanitizer, 1 run"]
-            pairs = [a / b for a, b in zip(seconds, ours, strict=True)]
             what = f"  {name} / sanitizer, time"
-            rows.append(Row("checkers", what, best(seconds) / best(ours), min(pairs), max(pairs)))
+            rows.append(Row("checkers", what, *best_ratio(seconds, ours)))
     return rows
 
 
@@ -148,9 +147,8 @@ def plan_rows(rounds: int) -> list[Row]:
         took = interleaved({"explored": explored, "plain": plain}, rounds, time.process_time)
         name = f"plan of {commands} commands, 2 runs"
         rows.append(_rate(f"{name}: orders explored", count, took["explored"], "/s"))
-        pairs = [a / b for a, b in zip(took["explored"], took["plain"], strict=True)]
-        value = best(took["explored"]) / best(took["plain"])
-        rows.append(Row("checkers", "  explored / executed, time", value, min(pairs), max(pairs)))
+        found = best_ratio(took["explored"], took["plain"])
+        rows.append(Row("checkers", "  explored / executed, time", *found))
     return rows
 
 
@@ -188,8 +186,7 @@ def small_program(nodes: int) -> SmallPlan:
 
 
 def _rate(what: str, count: int, seconds: list[float], unit: str) -> Row:
-    rates = sorted(count / s for s in seconds)
-    return Row("checkers", what, rates[len(rates) // 2], rates[0], rates[-1], unit)
+    return Row("checkers", what, *spread(count / s for s in seconds), unit)
 
 
 def _ignore(count: int) -> None:

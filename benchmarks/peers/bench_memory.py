@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from benchmarks.measure import best, interleaved
+from benchmarks.measure import best_ratio, interleaved, spread
 from benchmarks.peers.gallocr import place, requests_of
 from benchmarks.table import Row
 from ggsched.ir.graph import Graph
@@ -97,13 +97,11 @@ def _fixed(what: str, value: float, unit: str = "x", bound: str = "") -> Row:
 
 
 def _ratio(what: str, a: list[float], b: list[float]) -> Row:
-    pairs = [x / y for x, y in zip(a, b, strict=True)]
-    return Row("memory", what, best(a) / best(b), min(pairs), max(pairs))
+    return Row("memory", what, *best_ratio(a, b))
 
 
 def _each(what: str, seconds: list[float], n: int) -> Row:
-    each = sorted(1e6 * s / n for s in seconds)
-    return Row("memory", what, each[len(each) // 2], each[0], each[-1], "us")
+    return Row("memory", what, *spread(1e6 * s / n for s in seconds), "us")
 
 
 def _discard(result: object) -> None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import best
+from benchmarks.measure import best_ratio, spread
 from benchmarks.peers.installed import reason_missing
 from benchmarks.peers.model_sides import Name
 from benchmarks.peers.random_gguf import SIZES, write_random_gguf
@@ -157,15 +157,12 @@ def rows_of(
     for kind, tokens in (("prefill", case.prompt), ("decode", case.decode)):
         for side, times in took.items():
             seconds: list[float] = getattr(times, kind)
-            rates = sorted(tokens / s for s in seconds)
             what = f"{case.name}, {threads}T {kind}: {side}"
-            rows.append(Row("models", what, rates[len(rates) // 2], rates[0], rates[-1], "t/s"))
+            rows.append(Row("models", what, *spread(tokens / s for s in seconds), "t/s"))
             if side != PEER:
                 theirs: list[float] = getattr(took[PEER], kind)
-                pairs = [a / b for a, b in zip(theirs, seconds, strict=True)]
                 what = f"  {side} / {PEER}, speed"
-                value = best(theirs) / best(seconds)
-                rows.append(Row("models", what, value, min(pairs), max(pairs)))
+                rows.append(Row("models", what, *best_ratio(theirs, seconds)))
     for side, found in logits.items():
         if side not in took or side == PEER:
             continue

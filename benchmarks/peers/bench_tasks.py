@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.measure import best, interleaved
+from benchmarks.measure import best, best_ratio, interleaved, spread
 from benchmarks.peers.installed import reason_missing
 from benchmarks.peers.task_graphs import SHAPES, Tasks
 from benchmarks.peers.task_runners import (
@@ -92,13 +92,10 @@ def rows_of(tasks: Tasks, took: Mapping[str, list[float]]) -> list[Row]:
     rows = []
     n, ours = len(tasks.calls), took.get(OURS)
     for name, seconds in took.items():
-        each = sorted(1e6 * s / n for s in seconds)
         what = f"{tasks.name}: {name}, a task"
-        rows.append(Row("tasks", what, each[len(each) // 2], each[0], each[-1], "us"))
+        rows.append(Row("tasks", what, *spread(1e6 * s / n for s in seconds), "us"))
         if ours and name != OURS:
-            pairs = [a / b for a, b in zip(seconds, ours, strict=True)]
-            what = f"  {name} / {OURS}"
-            rows.append(Row("tasks", what, best(seconds) / best(ours), min(pairs), max(pairs)))
+            rows.append(Row("tasks", f"  {name} / {OURS}", *best_ratio(seconds, ours)))
     rows += overhead_rows(tasks, took)
     return rows
 

@@ -9,7 +9,6 @@ looks at one run only and at races only.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Protocol
 
 import networkx as nx
 
@@ -30,13 +29,6 @@ BEFORE = -1
 """What stands for the host before it enqueues anything: it writes the inputs."""
 
 Pair = tuple[int, int]
-
-
-class Closure(Protocol):
-    """Tells whether a command comes before another in every order."""
-
-    def comes_before(self, a: int, b: int) -> bool:
-        """Whether ``a`` is over before ``b`` begins."""
 
 
 def races(plan: Plan, closure: type["NetworkxClosure"] | type["BitClosure"]) -> list[Pair]:

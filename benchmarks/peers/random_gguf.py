@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from gguf import GGUFWriter
 
-from benchmarks.gguf_sizes import add_sizes
+from benchmarks.gguf_sizes import add_sizes, finish
 from ggsched_llm.graph import model_needs
 from ggsched_llm.hparams import HParams, RopeParams
 
@@ -35,8 +35,5 @@ def write_random_gguf(
             writer.add_tensor(need.name, values.astype(np.float16) if is_half else values)
         else:
             writer.add_tensor(need.name, np.abs(values) + np.float32(0.5))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

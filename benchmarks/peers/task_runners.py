@@ -19,6 +19,7 @@ from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_task import TaskGraph, TaskRunner
 
 TIMEOUT_S = 60.0
+_UFUNCS = {"add": np.add, "mul": np.multiply}
 
 Once = Callable[[], np.ndarray]
 Runner = Callable[[Tasks], AbstractContextManager[Once]]
@@ -27,8 +28,7 @@ Runner = Callable[[Tasks], AbstractContextManager[Once]]
 @contextmanager
 def numpy_loop(tasks: Tasks) -> Iterator[Once]:
     """Run the calls one after another: what no scheduler in Python can beat by much."""
-    ufuncs = {"add": np.add, "mul": np.multiply}
-    calls = [(ufuncs[op], a, b) for op, a, b in tasks.calls]
+    calls = [(_UFUNCS[op], a, b) for op, a, b in tasks.calls]
     x, c = tasks.inputs()
 
     def once() -> np.ndarray:
@@ -49,13 +49,12 @@ def thread_pool(workers: int) -> Runner:
 
     @contextmanager
     def runner(tasks: Tasks) -> Iterator[Once]:
-        ufuncs = {"add": np.add, "mul": np.multiply}
         with ThreadPoolExecutor(workers) as pool:
 
             def once() -> np.ndarray:
                 made = [_done(value) for value in tasks.inputs()]
                 for op, a, b in tasks.calls:
-                    made.append(pool.submit(_apply, ufuncs[op], made[a], made[b]))
+                    made.append(pool.submit(_apply, _UFUNCS[op], made[a], made[b]))
                 return np.asarray(made[-1].result(TIMEOUT_S))
 
             yield once
@@ -81,10 +80,9 @@ def dask_threads(workers: int) -> Runner:
         import dask.threaded
 
         x, c = tasks.inputs()
-        ufuncs = {"add": np.add, "mul": np.multiply}
         graph: dict[str, Any] = {"t0": x, "t1": c}
         for i, (op, a, b) in enumerate(tasks.calls):
-            graph[f"t{FIRST + i}"] = (ufuncs[op], f"t{a}", f"t{b}")
+            graph[f"t{FIRST + i}"] = (_UFUNCS[op], f"t{a}", f"t{b}")
         last = f"t{FIRST + len(tasks.calls) - 1}"
         yield lambda: np.asarray(dask.threaded.get(graph, last, num_workers=workers))
 
@@ -97,11 +95,10 @@ def ggsched_tasks(workers: int) -> Runner:
     @contextmanager
     def runner(tasks: Tasks) -> Iterator[Once]:
         x, c = tasks.inputs()
-        ufuncs = {"add": np.add, "mul": np.multiply}
         g = TaskGraph(tasks.name)
         made = [g.input("x"), g.input("c")]
         for op, a, b in tasks.calls:
-            made.append(g.add(ufuncs[op], made[a], made[b], cost=1e-6))
+            made.append(g.add(_UFUNCS[op], made[a], made[b], cost=1e-6))
         inputs, last = {"x": x, "c": c}, made[-1:]
         with TaskRunner({"cpu": workers}) as found:
             yield lambda: np.asarray(found.run(g, inputs, last)[0])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -39,6 +39,10 @@ OFF: Final = "off"
 
 _LOG: Final = logging.getLogger("ggsched")
 _HOST_NAME: Final = "host"
+_NUMBERS: Final = (
+    *("flops", "bandwidth", "total_bandwidth", "parallel"),
+    *("node_s", "event_s", "launch_s"),
+)
 
 
 class KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -245,30 +249,16 @@ def _wrong(file: RatesFile) -> Iterator[str]:
             yield f"{where}: {number} is not a rate"
 
 
+def numbers_of(rates: Rates | DeviceEntry) -> dict[str, Any]:
+    """Return the rates of a device, without those of its kernels, by name."""
+    return {name: getattr(rates, name) for name in _NUMBERS}
+
+
 def _rates(entry: DeviceEntry) -> Rates:
-    return Rates(
-        entry.flops,
-        entry.bandwidth,
-        entry.total_bandwidth,
-        entry.parallel,
-        entry.node_s,
-        entry.event_s,
-        entry.launch_s,
-        tuple(KernelRate(n, k.flops, k.bandwidth) for n, k in sorted(entry.kernels.items())),
-    )
+    kernels = [KernelRate(n, k.flops, k.bandwidth) for n, k in sorted(entry.kernels.items())]
+    return Rates(**numbers_of(entry), kernels=tuple(kernels))
 
 
 def _entry(rates: Rates, description: str, now: str) -> DeviceEntry:
     kernels = {k.name: KernelEntry(k.flops, k.bandwidth) for k in rates.kernels}
-    return DeviceEntry(
-        description,
-        now,
-        rates.flops,
-        rates.bandwidth,
-        rates.total_bandwidth,
-        rates.parallel,
-        rates.node_s,
-        rates.event_s,
-        rates.launch_s,
-        kernels,
-    )
+    return DeviceEntry(description, now, **numbers_of(rates), kernels=kernels)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from textwrap import fill
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from ggsched.printable import (
     is_terminal,
@@ -118,6 +119,23 @@ def live_on(console: Console, stop: Callable[[], None]) -> Iterator[None]:
 def _console(file: TextIO) -> Console:
     width = columns(file)
     return Terminal(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+
+def new_table(*columns: str) -> Table:
+    """Return an empty table with these columns.
+
+    Args:
+        *columns: Headings; behind ">" of numbers, behind "~" of text that is folded where there
+            is no room.
+    """
+    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    for name in columns:
+        if name.startswith("~"):
+            grid.add_column(name[1:], overflow="fold")
+        else:
+            side: Literal["left", "right"] = "right" if name.startswith(">") else "left"
+            grid.add_column(name.lstrip(">"), justify=side, no_wrap=True)
+    return grid
 
 
 def warn_on_stderr() -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggsched.backend.registry import BackendStatus, DeviceStatus, discover
-from ggsched.cli.console import output, write_json
+from ggsched.cli.console import new_table, output, write_json
 from ggsched.cli.options import json_option
 from ggsched.cli.topology_file import topology_here, topology_of
 from ggsched.config import Settings
@@ -25,6 +25,7 @@ _STYLE: Final = {
     "unavailable": "yellow",
 }
 _BAD: Final = "bold red"
+_COLUMNS: Final = ("device", "state", "kind", ">memory", ">streams", "~description")
 
 _MIN_COLUMNS: Final = 76
 """Fewer leave less than 20 to descriptions."""
@@ -69,7 +70,7 @@ def _show_named(names: Sequence[str], settings: Settings, as_json: bool) -> None
     if as_json:
         write_json({"topology": topology.to_json()})
         return
-    grid = _grid()
+    grid = new_table(*_COLUMNS)
     for facts in topology.devices:
         grid.add_row(facts.name, _state("ready"), *_facts(facts))
     _show(output(), grid)
@@ -89,24 +90,13 @@ def _show(console: Console, grid: Table) -> None:
 
 def table(statuses: Sequence[BackendStatus]) -> Table:
     """Return a table with a row for each device, and for each backend without any."""
-    grid = _grid()
+    grid = new_table(*_COLUMNS)
     for status in statuses:
         brought_by = " ".join((status.distribution, status.version)).strip()
         if not status.devices:
             grid.add_row(status.name, _state(state_of(status)), "", "", "", brought_by)
         for device in status.devices:
             grid.add_row(device.name, _state(device.state), *_facts(device.facts))
-    return grid
-
-
-def _grid() -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    grid.add_column("device", no_wrap=True)
-    grid.add_column("state", no_wrap=True)
-    grid.add_column("kind", no_wrap=True)
-    grid.add_column("memory", justify="right", no_wrap=True)
-    grid.add_column("streams", justify="right", no_wrap=True)
-    grid.add_column("description", overflow="fold")  # the one that gives way
     return grid
 
 

@@ -4,10 +4,9 @@ import os
 from typing import Any, Final
 
 import click
-from rich.table import Table
 from rich.text import Text
 
-from ggsched.cli.console import NO_LIMIT, output, write_json
+from ggsched.cli.console import NO_LIMIT, new_table, output, write_json
 from ggsched.cli.options import json_option
 from ggsched.config import VARIABLES, Settings, Variable
 
@@ -26,12 +25,8 @@ def env(settings: Settings, /, as_json: bool) -> None:
     if as_json:
         write_json({"variables": rows})
         return
-    grid = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    grid.add_column("variable", no_wrap=True)
-    console = output()
-    grid.add_column("value", overflow="fold", max_width=16 if console.width < NO_LIMIT else None)
-    grid.add_column("origin", no_wrap=True)
-    grid.add_column("meaning", overflow="fold")  # the one that gives way
+    console, grid = output(), new_table("variable", "~value", "origin", "~meaning")
+    grid.columns[1].max_width = 16 if console.width < NO_LIMIT else None
     for row in rows:
         origin = Text(row["origin"], style=_STYLE[row["origin"]])
         grid.add_row(row["name"], row["value"], origin, row["meaning"])

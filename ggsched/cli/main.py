@@ -40,7 +40,7 @@ PIPE_CLOSED: Final = 141
 
 _OF_COMMAND: Final = re.compile("^ggsched [a-z-]+: ")
 """Says again where an error is from."""
-_OURS: Final = "ggsched.cli.process_is_ours"
+_OWNS_PROCESS: Final = "ggsched.cli.owns_process"
 _OUTPUT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What writing fails with; a closed pipe apart."""
 
@@ -92,12 +92,14 @@ class Commands(click.Group):
         try:
             command = point.load()
         except Exception as error:  # of any distribution; the other commands still work
+            if is_interruption(error):
+                raise
             return _Broken(point, error)
         if not isinstance(command, click.Command):
             return _Broken(point, TypeError("it is not a click command"))
-        apart = copy.copy(command)  # with a callback of its own; the module's stays as it is
-        apart.callback = _apart(command.callback)
-        return apart
+        copied = copy.copy(command)  # the callback of the module's command stays as it is
+        copied.callback = command.callback and _guard_results(command.callback)
+        return copied
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -115,14 +117,12 @@ class Commands(click.Group):
         return name, command, left
 
 
-def _apart(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """Return a command's callback beside which nobody else prints results."""
-    if callback is None:
-        return None
+def _guard_results(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the callback of a command, during which nothing else writes on stdout."""
 
     @functools.wraps(callback)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with own_results(bool(click.get_current_context().meta.get(_OURS))):
+        with own_results(bool(click.get_current_context().meta.get(_OWNS_PROCESS))):
             return callback(*args, **kwargs)
 
     return call
@@ -248,7 +248,7 @@ def _run(arguments: list[str], is_ours: bool) -> int:
         return USAGE
     try:
         with cli.make_context("ggsched", arguments) as context:
-            context.meta[_OURS] = is_ours
+            context.meta[_OWNS_PROCESS] = is_ours
             result = cli.invoke(context)
     except click.exceptions.Exit as stop:
         return stop.exit_code

@@ -36,12 +36,14 @@ def refuse_overwriting(ctx: click.Context) -> None:
         used[where] = param.opts[0]
 
 
-def check_writable(path: str, what: str) -> None:
-    """Refuse a path that cannot be written; an existing file is not changed.
+def check_writable(path: str | None, what: str) -> None:
+    """Refuse a path that cannot be written, if there is one; an existing file is not changed.
 
     Raises:
         UsageError: it cannot.
     """
+    if path is None:
+        return
     is_new = not os.path.lexists(path)
     try:
         with open(path, "ab"):

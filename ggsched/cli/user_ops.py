@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from ggsched.cli.interruption import is_interruption
 from ggsched.errors import GgschedError, UsageError
 
 
@@ -19,9 +20,9 @@ def import_modules(names: Sequence[str]) -> None:
         sys.path.insert(0, folder)
         try:
             import_module(name)
-        except GgschedError:
-            raise
         except Exception as error:
+            if isinstance(error, GgschedError) or is_interruption(error):
+                raise
             raise UsageError(
                 f"the module {name!r} cannot be imported",
                 where="user-defined ops",

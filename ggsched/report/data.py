@@ -7,6 +7,8 @@ and quick to read. Times are microseconds.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import to_builtins
+
 from ggsched.report.folds import find_folds, opening_run, timed_runs
 from ggsched.report.splits import plan_data
 from ggsched.report.summary import limit_text, places_data
@@ -102,35 +104,9 @@ def account_data(made: Account) -> Data:
         "bubble": made.bubble,
         "ideal_bubble": made.ideal_bubble,
         "estimated": made.is_estimated,
-        "devices": [
-            {
-                "device": d.device,
-                "busy_s": d.busy_s,
-                "copy_s": d.copy_s,
-                "peer_s": d.peer_s,
-                "host_s": d.host_s,
-                "done_s": d.done_s,
-                "through_host_s": d.through_host_s,
-                "between_s": d.between_s,
-                "shares": d.shares(),
-            }
-            for d in made.devices
-        ],
-        "ops": [
-            {"op": o.op, "device": o.device, "nodes": o.nodes, "seconds": o.seconds}
-            for o in made.ops
-        ],
-        "plans": [
-            {
-                "name": p.name,
-                "runs": p.runs,
-                "best_s": p.best_s,
-                "idle": p.idle,
-                "expected_s": p.expected_s,
-                "expected_idle": p.expected_idle,
-            }
-            for p in made.plans
-        ],
+        "devices": [{**to_builtins(d), "shares": d.shares()} for d in made.devices],
+        "ops": to_builtins(made.ops),
+        "plans": to_builtins(made.plans),
         "paths": [
             {"path": p.path, "bytes": p.nbytes, "copies": p.copies, "seconds": p.seconds}
             for p in made.paths

@@ -136,7 +136,9 @@ def test_an_interrupted_import_is_an_interruption(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("raises", ["raise", "raise RuntimeError from"])
-@pytest.mark.parametrize("module", ["ggsched.cli.main", "ggsched_llm.load"])
+@pytest.mark.parametrize(
+    "module", ["ggsched.cli.main", "ops_of_test", "ggsched_commands.run", "ggsched_llm.load"]
+)
 def test_ctrl_c_while_modules_are_imported(module, raises):
     """The signal comes when the module is looked for; a class statement raises another error."""
     program = (
@@ -153,7 +155,9 @@ def test_ctrl_c_while_modules_are_imported(module, raises):
         "runpy.run_module('ggsched', run_name='__main__')\n"
     )
     before = signal.getsignal(signal.SIGINT)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    environ = {**os.environ, "GGSCHED_OPS": "ops_of_test" if module == "ops_of_test" else "none"}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, timeout=60, env=environ)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
     assert signal.getsignal(signal.SIGINT) is before
 

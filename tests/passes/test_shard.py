@@ -17,7 +17,7 @@ from ggsched.passes.shard.place import ByParticipant
 from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.sanitize import check_plan
 from ggsched.topology import CopyPath, Topology
-from ggsched_llm.part_arrays import part_array
+from ggsched_llm.weights import part_array
 from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.oracle.interpreter import run_oracle

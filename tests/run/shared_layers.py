@@ -6,7 +6,7 @@ from ggsched.ir import GraphBuilder
 from ggsched.passes.shard.layout import Split, even_parts
 from ggsched.passes.shard.place import ByParticipant
 from ggsched.passes.shard.rewrite import Shards, shard_graph
-from ggsched_llm.part_arrays import part_array
+from ggsched_llm.weights import part_array
 
 TOKENS, WIDTH, INNER = 3, 8, 12
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -86,20 +86,10 @@ class Call:
         value = self.attrs.get(name)
         if value is None:
             return default
-        if isinstance(default, bool):
-            good, value = isinstance(value, int), bool(value) if isinstance(value, int) else value
-        elif isinstance(default, (tuple, list)):
-            good, value = (
-                isinstance(value, (list, tuple)),
-                tuple(value) if isinstance(value, (list, tuple)) else value,
-            )
-        elif isinstance(default, float):
-            good = isinstance(value, (int, float))
-        else:
-            good = isinstance(value, type(default))
-        if not good:
+        kinds: dict[type, Any] = {bool: int, tuple: (list, tuple), float: (int, float)}
+        if not isinstance(value, kinds.get(type(default), type(default))):
             raise self.bad(f"attribute {name!r} has the wrong type")
-        return value
+        return type(default)(value) if isinstance(default, (bool, tuple)) else value
 
     def need(self, name: str, kind: type) -> Any:
         """Return an attribute that must be there.
@@ -136,15 +126,16 @@ class Call:
 
 
 Converter = Callable[[Call], Results]
+F = TypeVar("F", bound=Converter)
 
 CONVERTERS: Final[dict[str, Converter]] = {}
 """By name of the op; those of other domains than the standard one begin with theirs."""
 
 
-def converts(*names: str) -> Callable[[Converter], Converter]:
+def converts(*names: str) -> Callable[[F], F]:
     """Register a converter for ops."""
 
-    def register(converter: Converter) -> Converter:
+    def register(converter: F) -> F:
         CONVERTERS.update(dict.fromkeys(names, converter))
         return converter
 

@@ -9,15 +9,11 @@ import numpy as np
 
 from ggsched_import.common.emit import Const, Value
 from ggsched_import.onnx.call import Call, converts
-from ggsched_import.onnx.ops_elements import cast_to
+from ggsched_import.onnx.ops_elements import cast_to, scaled
 from ggsched_import.onnx.ops_layout import sliced, transposed
 from ggsched_import.onnx.ops_quantized import dynamically_quantized, product_of_quantized
 
 _NEVER = -1e30  # a logit that softmax makes 0
-
-
-def _scaled(c: Call, x: Value, factor: float) -> Value:
-    return x if factor == 1.0 else c.nd("mul", x, c.like(factor, x))
 
 
 def _plus(c: Call, x: Value, i: int) -> Value:
@@ -33,7 +29,7 @@ def _fused_matmul(c: Call) -> Value:
         _swapped(c, c.x(i)) if c.attr(name, False) else c.x(i)
         for i, name in enumerate(("transA", "transB"))
     )
-    return _scaled(c, c.nd("matmul", a, b), c.attr("alpha", 1.0))
+    return scaled(c, c.nd("matmul", a, b), c.attr("alpha", 1.0))
 
 
 def _swapped(c: Call, x: Value) -> Value:
@@ -41,20 +37,15 @@ def _swapped(c: Call, x: Value) -> Value:
     return transposed(c, x, (*range(n - 2), n - 1, n - 2)) if n > 1 else x
 
 
-@converts("com.microsoft.Gelu", "com.microsoft.BiasGelu")
+@converts("com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu")
 def _gelu(c: Call) -> Value:
-    return c.nd("gelu", _plus(c, c.x(), 1))
-
-
-@converts("com.microsoft.FastGelu")
-def _fast_gelu(c: Call) -> Value:
-    return c.nd("gelu_tanh", _plus(c, c.x(), 1))
+    return c.nd("gelu_tanh" if "Fast" in c.op else "gelu", _plus(c, c.x(), 1))
 
 
 @converts("com.microsoft.QuickGelu")
 def _quick_gelu(c: Call) -> Value:
     x = c.x()
-    return c.nd("mul", x, c.nd("sigmoid", _scaled(c, x, c.attr("alpha", 1.702))))
+    return c.nd("mul", x, c.nd("sigmoid", scaled(c, x, c.attr("alpha", 1.702))))
 
 
 # --- norms ------------------------------------------------------------------------------------
@@ -77,12 +68,9 @@ def _simplified(c: Call) -> Value:
 def _skip_norm(c: Call) -> Sequence[Value | None]:
     is_simple, eps = "Simplified" in c.op, c.attr("epsilon", 1e-12)
     total = _plus(c, c.nd("add", c.x(), c.x(1)), 3 if is_simple else 4)
-    if is_simple:
-        made = c.nd("mul", _rms(c, total, eps), c.x(2))
-    else:
-        made = c.nd("mul", c.nd("normalize", total, axes=(-1,), eps=eps), c.x(2))
-        made = _plus(c, made, 3)
-    return made, None, None, total
+    made = _rms(c, total, eps) if is_simple else c.nd("normalize", total, axes=(-1,), eps=eps)
+    made = c.nd("mul", made, c.x(2))
+    return made if is_simple else _plus(c, made, 3), None, None, total
 
 
 # --- attention --------------------------------------------------------------------------------
@@ -126,14 +114,13 @@ def _rotated(
         a, b = _part(c, turned, 0, half), _part(c, turned, half, 2 * half)
     real = c.nd("sub", c.nd("mul", a, cos), c.nd("mul", b, sin))
     imaginary = c.nd("add", c.nd("mul", a, sin), c.nd("mul", b, cos))
+    parts = [real, imaginary]
     if is_interleaved:
-        wide = [c.emit.reshape(v, (*x.shape[:-1], half, 1)) for v in (real, imaginary)]
-        made = c.emit.reshape(c.nd("concat", *wide, axis=-1), turned.shape)
-        parts = [made]
-    else:
-        parts = [real, imaginary]
-    rest = [_part(c, x, 2 * half, size)] if 2 * half < size else []
-    return c.nd("concat", *parts, *rest, axis=-1) if len(parts) + len(rest) > 1 else parts[0]
+        wide = [c.emit.reshape(v, (*x.shape[:-1], half, 1)) for v in parts]
+        parts = [c.emit.reshape(c.nd("concat", *wide, axis=-1), turned.shape)]
+    if 2 * half < size:
+        parts.append(_part(c, x, 2 * half, size))
+    return c.nd("concat", *parts, axis=-1) if len(parts) > 1 else parts[0]
 
 
 @converts("com.microsoft.RotaryEmbedding")
@@ -161,9 +148,9 @@ def _attended(
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (_repeated(c, t, groups) for t in (k, v))
-    logits = _scaled(c, c.nd("matmul", q, _swapped(c, k)), scale)
+    logits = scaled(c, c.nd("matmul", q, _swapped(c, k)), scale)
     if softcap:
-        logits = _scaled(c, c.nd("tanh", _scaled(c, logits, 1 / softcap)), softcap)
+        logits = scaled(c, c.nd("tanh", scaled(c, logits, 1 / softcap)), softcap)
     for bias in biases:
         logits = c.nd("add", logits, bias)
     return c.nd("matmul", c.nd("softmax", logits, axis=-1), v)

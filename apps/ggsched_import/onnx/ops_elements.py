@@ -85,9 +85,12 @@ def _gelu(c: Call) -> Value:
 @converts("Swish")
 def _swish(c: Call) -> Value:
     x, alpha = c.x(), c.attr("alpha", 1.0)
-    if alpha == 1.0:
-        return c.nd("silu", x)
-    return c.nd("mul", x, c.nd("sigmoid", c.nd("mul", x, c.like(alpha, x))))
+    return c.nd("silu", x) if alpha == 1.0 else c.nd("mul", x, c.nd("sigmoid", scaled(c, x, alpha)))
+
+
+def scaled(c: Call, x: Value, factor: float) -> Value:
+    """Multiply with a number, if it is not 1."""
+    return x if factor == 1.0 else c.nd("mul", x, c.like(factor, x))
 
 
 @converts("Clip")

@@ -5,7 +5,7 @@ from typing import Any
 from ggsched.ir.tensor import Tensor
 from ggsched_import.common.emit import Value
 from ggsched_import.onnx.call import Call, converts
-from ggsched_import.onnx.ops_elements import cast_to
+from ggsched_import.onnx.ops_elements import cast_to, scaled
 from ggsched_import.onnx.ops_layout import sliced, transposed
 
 
@@ -22,13 +22,8 @@ def _gemm(c: Call) -> Value:
         raise c.bad("needs matrices")
     a = transposed(c, a, (1, 0)) if c.attr("transA", False) else a
     b = transposed(c, b, (1, 0)) if c.attr("transB", False) else b
-    made = c.nd("matmul", a, b)
-    if alpha != 1.0:
-        made = c.nd("mul", made, c.like(alpha, made))
-    if not c.has(2) or not beta:
-        return made
-    bias = c.x(2)
-    return c.nd("add", made, bias if beta == 1.0 else c.nd("mul", bias, c.like(beta, bias)))
+    made = scaled(c, c.nd("matmul", a, b), alpha)
+    return c.nd("add", made, scaled(c, c.x(2), beta)) if c.has(2) and beta else made
 
 
 @converts("Einsum")

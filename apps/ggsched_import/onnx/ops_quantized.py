@@ -9,6 +9,7 @@ import numpy as np
 from ggsched_import.common.emit import Const, Value
 from ggsched_import.onnx.call import Call, converts
 from ggsched_import.onnx.ops_elements import cast_to
+from ggsched_import.onnx.ops_layout import sliced
 from ggsched_import.onnx.ops_products import geometry
 from ggsched_import.onnx.types import name_of
 
@@ -69,8 +70,7 @@ def _spread(c: Call, value: Value, x: Value) -> Value:
         return _blocked(c, value, x)
     if value.shape in ((), (1,)):
         return c.emit.reshape(value, ())
-    axis = c.axis(1, len(x.shape))
-    return c.emit.reshape(value, (value.shape[0], *(1,) * (len(x.shape) - axis - 1)))
+    return _of_channels(c, value, len(x.shape) - c.axis(1, len(x.shape)))
 
 
 def _blocked(c: Call, value: Value, x: Value) -> Value:
@@ -83,9 +83,7 @@ def _blocked(c: Call, value: Value, x: Value) -> Value:
     wide = c.emit.reshape(value, (*before, count, 1, *after))
     wide = c.nd("expand", wide, shape=(*before, count, size, *after))
     whole = c.emit.reshape(wide, (*before, count * size, *after))
-    stops = tuple(x.shape)
-    starts, steps = (0,) * len(stops), (1,) * len(stops)
-    return c.nd("slice", whole, starts=starts, stops=stops, steps=steps)
+    return sliced(c, whole, {axis: (0, extent, 1)})
 
 
 @converts("MatMulInteger")
@@ -132,9 +130,7 @@ def product_of_quantized(
 
 def _conv_of(c: Call, x: Value, w: Value, x_zero: Value | None, w_zero: Value | None) -> Value:
     """Return the convolution of the differences; what is around x is its zero point."""
-    if w_zero is not None and w_zero.shape not in ((), (1,)):
-        w_zero = c.emit.reshape(w_zero, (*w_zero.shape, *(1,) * (len(w.shape) - 1)))
-    w = _centred(c, w, w_zero)
+    w = _centred(c, w, None if w_zero is None else _of_channels(c, w_zero, len(w.shape)))
     kind = _sums(w, tuple(range(1, len(w.shape))), prod(w.shape[1:]))
     more = geometry(c, tuple(w.shape[2:]))
     values = _centred(c, x, x_zero, kind), cast_to(c, w, kind)
@@ -192,10 +188,6 @@ def _requantized(c: Call, sums: Value, scales: Sequence[Value], i: int) -> Value
 
 
 @converts("DynamicQuantizeLinear")
-def _dynamic(c: Call) -> tuple[Value, ...]:
-    return dynamically_quantized(c)
-
-
 def dynamically_quantized(c: Call) -> tuple[Value, Value, Value]:
     """Return an input in u8, its scale and its zero point."""
     x = c.x()

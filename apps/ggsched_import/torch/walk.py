@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -93,7 +94,7 @@ class Walk:
             return None
         if plain(target) in ("sym_size.int", "sym_numel.default", "sym_numel"):
             shape = args[0].shape
-            return shape[args[1]] if len(args) > 1 else _product(shape)
+            return shape[args[1]] if len(args) > 1 else prod(shape)
         if module in _NUMBERS and not _has_values((args, kwargs)):
             return node.target(*args, **kwargs)
         if name in _MODES or name == "cond" or target == "cond":
@@ -180,13 +181,6 @@ def _is_several(node: Any) -> bool:
 
 def _used(node: Any) -> frozenset[int]:
     return frozenset(int(u.args[1]) for u in node.users if u.users)
-
-
-def _product(shape: Sequence[int]) -> int:
-    found = 1
-    for n in shape:
-        found *= n
-    return found
 
 
 def is_supported(node: Any) -> bool:

@@ -1,7 +1,7 @@
 """The ``gemma2`` architecture: norms before and after each part, soft caps, windows in turns."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from typing import Final
 
@@ -10,25 +10,17 @@ from ggsched_llm.architecture import Architecture
 from ggsched_llm.hparams import HParams
 from ggsched_llm.layers import ModelBuilder
 from ggsched_llm.metadata_keys import MAX_CONTEXT, Keys
-from ggsched_llm.spec import WeightNeed, attention_needs, feed_forward_needs
+from ggsched_llm.spec import block_needs
 
 _WINDOW: Final = 4096
 _LAYERS_27B: Final = 46
-NORMS_AFTER: Final = ("post_attention_norm", "post_ffw_norm")
-
-
-def needs(hp: HParams) -> Iterator[WeightNeed]:
-    """Yield the weights of the blocks."""
-    for layer in range(hp.n_layer):
-        yield from attention_needs(hp, layer, bias=False)
-        for name in ("ffn_norm", *NORMS_AFTER):
-            yield WeightNeed(f"blk.{layer}.{name}.weight", (hp.n_embd,))
-        yield from feed_forward_needs(hp, layer, bias=False)
+_NORMS_AFTER: Final = ("post_attention_norm", "post_ffw_norm")
+gemma_needs: Final = partial(block_needs, bias=False, norms=("ffn_norm", *_NORMS_AFTER))
 
 
 def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    return kit.block(x, layer, "ffn_norm", kit.feed_forward, norms_after=NORMS_AFTER)
+    return kit.block(x, layer, "ffn_norm", kit.feed_forward, norms_after=_NORMS_AFTER)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
@@ -46,4 +38,4 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     )
 
 
-ARCHITECTURE: Final = Architecture("gemma2", needs, block, windows="own", refine=refine)
+ARCHITECTURE: Final = Architecture("gemma2", gemma_needs, block, windows="own", refine=refine)

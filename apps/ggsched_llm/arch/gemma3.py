@@ -1,28 +1,17 @@
 """The ``gemma3`` architecture: of six layers five are windowed and rotate otherwise."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from typing import Final
 
-from ggsched_llm.arch.gemma2 import NORMS_AFTER, block
+from ggsched_llm.arch.gemma2 import block, gemma_needs
 from ggsched_llm.architecture import Architecture
 from ggsched_llm.hparams import HParams
 from ggsched_llm.metadata_keys import MAX_CONTEXT, Keys
-from ggsched_llm.spec import WeightNeed, attention_needs, feed_forward_needs, head_norm_needs
 
 _LAYERS_27B: Final = 62
 _BASE: Final = 10000.0
-
-
-def needs(hp: HParams) -> Iterator[WeightNeed]:
-    """Yield the weights of the blocks."""
-    for layer in range(hp.n_layer):
-        yield from attention_needs(hp, layer, bias=False)
-        yield from head_norm_needs(hp, layer)
-        for name in ("ffn_norm", *NORMS_AFTER):
-            yield WeightNeed(f"blk.{layer}.{name}.weight", (hp.n_embd,))
-        yield from feed_forward_needs(hp, layer, bias=False)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
@@ -42,4 +31,6 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     )
 
 
-ARCHITECTURE: Final = Architecture("gemma3", needs, block, windows="own", refine=refine)
+ARCHITECTURE: Final = Architecture(
+    "gemma3", partial(gemma_needs, has_head_norms=True), block, windows="own", refine=refine
+)

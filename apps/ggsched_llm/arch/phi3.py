@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from ggsched.ir.tensor import Tensor
 from ggsched_llm.architecture import Architecture
 from ggsched_llm.hparams import HParams
-from ggsched_llm.layers import ModelBuilder
 from ggsched_llm.metadata_keys import MAX_CONTEXT, Keys
 from ggsched_llm.spec import WeightNeed, linear_needs
 
@@ -31,11 +29,6 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
         yield from linear_needs(f"{blk}.ffn_down", hp.n_embd, hp.n_ff, bias=False)
 
 
-def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
-    """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    return kit.block(x, layer, "ffn_norm", kit.feed_forward)
-
-
 def refine(keys: Keys, hp: HParams) -> HParams:
     """Read the length that decides on the factors."""
     key = "rope.scaling.original_context_length"
@@ -44,5 +37,5 @@ def refine(keys: Keys, hp: HParams) -> HParams:
 
 
 ARCHITECTURE: Final = Architecture(
-    "phi3", needs, block, scalings=frozenset({"longrope"}), windows="all", refine=refine
+    "phi3", needs, scalings=frozenset({"longrope"}), windows="all", refine=refine
 )

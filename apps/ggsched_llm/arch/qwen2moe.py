@@ -1,6 +1,5 @@
 """The ``qwen2moe`` architecture: experts, and one that all tokens share, behind a gate."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -9,15 +8,7 @@ from ggsched_llm.architecture import Architecture, shared_width, split_width
 from ggsched_llm.hparams import HParams
 from ggsched_llm.layers import ModelBuilder
 from ggsched_llm.metadata_keys import Keys
-from ggsched_llm.spec import WeightNeed, attention_needs, shared_expert_needs
-
-
-def needs(hp: HParams) -> Iterator[WeightNeed]:
-    """Yield the weights of the blocks."""
-    for layer in range(hp.n_layer):
-        yield from attention_needs(hp, layer, bias=None)
-        yield WeightNeed(f"blk.{layer}.ffn_norm.weight", (hp.n_embd,))
-        yield from shared_expert_needs(hp, layer)
+from ggsched_llm.spec import block_needs
 
 
 def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
@@ -32,7 +23,7 @@ def refine(keys: Keys, hp: HParams) -> HParams:
 
 ARCHITECTURE: Final = Architecture(
     "qwen2moe",
-    needs,
+    block_needs,
     block,
     experts="all",
     expert_width=split_width,

@@ -1,35 +1,15 @@
 """The ``qwen3moe`` architecture: Qwen3 with experts, and norms on each head of Q and K."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from ggsched.ir.tensor import Tensor
 from ggsched_llm.architecture import Architecture, split_width
-from ggsched_llm.hparams import HParams
 from ggsched_llm.ignored_keys import NO_DENSE
-from ggsched_llm.layers import ModelBuilder
-from ggsched_llm.spec import WeightNeed, attention_needs, expert_needs, head_norm_needs
-
-
-def needs(hp: HParams) -> Iterator[WeightNeed]:
-    """Yield the weights of the blocks."""
-    for layer in range(hp.n_layer):
-        yield from attention_needs(hp, layer, bias=None)
-        yield from head_norm_needs(hp, layer)
-        yield WeightNeed(f"blk.{layer}.ffn_norm.weight", (hp.n_embd,))
-        yield from expert_needs(hp, layer, bias=False)
-
-
-def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
-    """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    return kit.block(x, layer, "ffn_norm", partial(kit.experts, router="all"))
-
+from ggsched_llm.spec import block_needs
 
 ARCHITECTURE: Final = Architecture(
     "qwen3moe",
-    needs,
-    block,
+    partial(block_needs, has_head_norms=True),
     experts="all",
     expert_width=split_width,
     ignored={"feed_forward_length": NO_DENSE},
