@@ -20,7 +20,6 @@ class OneErrorObject(BaseStream):
     """It is kept, and grows a longer traceback each time."""
 
     def sync(self, timeout_s: float) -> None:
-        """Raise what was raised before."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -32,7 +31,6 @@ class FaultWithoutCause(BaseStream):
     """Its text is all that is left."""
 
     def sync(self, timeout_s: float) -> None:
-        """Cut the cause off."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -44,7 +42,6 @@ class CausesPileUp(BaseStream):
     """Each report is caused by the one before."""
 
     def sync(self, timeout_s: float) -> None:
-        """Chain the last report."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -102,7 +99,6 @@ class ReplaysRunBehindAFailure(_SomeRun):
     """The graph is a queue of its own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a replay."""
         return type(command).__name__ == "_Replay"
 
 
@@ -111,7 +107,6 @@ class DownloadsRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a download."""
         return command == "download"
 
 
@@ -122,7 +117,6 @@ class FailureEndsAfterAWhile(_GoesOn):
     dropped = 0
 
     def follow(self, work: Callable[[], None]) -> None:
-        """Drop a hundred."""
         self.dropped += 1
         if self.dropped > 99:
             work()
@@ -138,7 +132,6 @@ class FailureTravelsOnce(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Forgive a failed wait."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -146,7 +139,6 @@ class FailureTravelsOnce(BaseEvent):
                 raise
 
     def waiter(self, timeout_s: float) -> Callable[[], None]:
-        """Forgive it to streams as well."""
         wait = super().waiter(timeout_s)
 
         def forgiving() -> None:
@@ -166,7 +158,6 @@ class FirstFailureOnly(BaseStream):
     waits = 0
 
     def wait(self, event: Event) -> None:
-        """Look at the first."""
         if not isinstance(event, BaseEvent) or not event.is_pending:
             super().wait(event)
             return
@@ -189,7 +180,6 @@ class RefusedWaitHolds(BaseStream):
     """It was put on the list before the event was looked at."""
 
     def wait(self, event: Event) -> None:
-        """Remember what was refused."""
         try:
             super().wait(event)
         except UsageError:
@@ -209,7 +199,6 @@ class RefusedLaunchSpoilsTheProgram(BaseStream):
     """Its arguments are set before its stream is looked at."""
 
     def launch(self, program: Any) -> None:
-        """Forget the body of a program that was refused."""
         try:
             super().launch(program)
         except UsageError:
@@ -224,7 +213,6 @@ class RefusedRecordIsKept(BaseStream):
     """On the stream of another device it is marked, and then refused."""
 
     def record(self, event: Event) -> None:
-        """Mark events that are refused."""
         try:
             super().record(event)
         except UsageError:

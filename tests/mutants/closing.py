@@ -22,7 +22,6 @@ class ClosedEventLetsWaitersGo(BaseStream):
     """Its semaphore is signalled, so that nobody hangs."""
 
     def wait(self, event: Event) -> None:
-        """Wait until it is done or closed."""
         if not isinstance(event, BaseEvent) or not event.is_pending:
             super().wait(event)
             return
@@ -42,7 +41,6 @@ class ClosedStreamLetsWaitersGo(BaseStream):
     """Its events go with it."""
 
     def wait(self, event: Event) -> None:
-        """Wait until the event is done or its stream is closed."""
         if not isinstance(event, BaseEvent) or not event.is_pending:
             super().wait(event)
             return
@@ -63,7 +61,6 @@ class EventsOfClosedStreamsAreDone(BaseDevice):
     """They look at the stream, and there is none."""
 
     def create_event(self) -> BaseEvent:
-        """Return an event that looks whether its stream is closed."""
         device = self
 
         class Looks(BaseEvent):
@@ -82,7 +79,6 @@ class EventsOfClosedStreamsRaise(BaseStream):
     """They are taken for closed as well."""
 
     def wait(self, event: Event) -> None:
-        """Refuse them."""
         if isinstance(event, BaseEvent) and event.is_recorded:
             for stream in streams_beside(self):
                 if stream.is_closed and stream.progress is event._progress:
@@ -98,7 +94,6 @@ class ThreadsOutliveTheirStreams(BaseStream):
     """Nothing makes it end."""
 
     def close(self) -> None:
-        """Mark the stream as closed."""
         self.is_closed = True
         self.device.__dict__.setdefault("kept", []).append(self)
 
@@ -108,7 +103,6 @@ class ClosedStreamsCount(BaseDevice):
     """After as many as are declared, there are none."""
 
     def create_stream(self) -> BaseStream:
-        """Count all that were made."""
         made = self.__dict__["made"] = int(self.__dict__.get("made", 0)) + 1
         if made > self.facts.max_streams:
             raise UsageError("no more streams", where=self.facts.name)
@@ -120,7 +114,6 @@ class ClosingSpoilsOtherPrograms(BaseDevice):
     """The handle of the library goes with the first stream."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Run as long as every older stream is open."""
         program = super().compile(nodes, stream)
         body, older = program.body, list(self._streams)
         if body is not None:
@@ -134,7 +127,6 @@ class CloseDropsALongQueue(BaseStream):
     """It drains for a while, and then it is enough."""
 
     def begin(self) -> None:
-        """Count from here."""
         self.left = -1
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
@@ -155,7 +147,6 @@ class ClosedGraphDropsItsReplays(BaseStream):
     """They have a reference to the graph only."""
 
     def replay(self, graph: DeviceGraph) -> None:
-        """Look for the graph when it is its turn."""
         self._require_usable()
         if (
             not isinstance(graph, RecordedGraph)
@@ -173,7 +164,6 @@ class ClosedGraphIsReplayed(BaseDevice):
     """close does nothing."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> Any:
-        """Make graphs that cannot be closed."""
         capture = super().begin_capture(streams)
         end = capture.end
 
@@ -194,7 +184,6 @@ class DeviceLeavesBuffersOpen(BaseDevice):
     """Their memory is never released."""
 
     def close(self) -> None:
-        """Close the streams."""
         self.is_closed = True
         for stream in list(self._streams):
             stream.close()
@@ -205,7 +194,6 @@ class DeviceClosedTwiceRaises(BaseDevice):
     """The context is gone."""
 
     def close(self) -> None:
-        """Refuse the second time."""
         if self.is_closed:
             raise UsageError("the device is closed", where=self.facts.name)
         super().close()
@@ -216,7 +204,6 @@ class ClosedDeviceCaptures(BaseDevice):
     """Some calls forget to look."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> Any:
-        """Begin anyway, with streams that are taken for open."""
         if not self.is_closed:
             return super().begin_capture(streams)
         return None
@@ -227,7 +214,6 @@ class ClosedBufferShowsItsBytes(BaseBuffer):
     """The address is still known."""
 
     def host_view(self) -> Any:
-        """Return the bytes that were there."""
         if not self.is_closed:
             self.__dict__["seen"] = super().host_view()
         return self.__dict__.get("seen") or super().host_view()

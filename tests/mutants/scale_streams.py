@@ -45,7 +45,6 @@ class RingOfAHundredTransfers(BaseStream):
     """Each transfer holds a block of a pool until it is complete."""
 
     def begin(self) -> None:
-        """Remember transfers that are on the way."""
         self._ends: deque[int] = deque()
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
@@ -63,7 +62,6 @@ class NinthStreamSharesAQueue(BaseDevice):
     """There are eight hardware queues."""
 
     def create_stream(self) -> BaseStream:
-        """Put the commands of later streams on the queue of the oldest that is open."""
         stream = super().create_stream()
         open_ones = [s for s in self._streams if not s.is_closed]
         if len(open_ones) <= 8:
@@ -90,7 +88,6 @@ class SyncCountsToAThousand(BaseStream):
     """A counter of ten bits."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for some."""
         self._require_usable()
         self.progress.require(min(self.progress.enqueued, self.progress.done + 1000), timeout_s)
 
@@ -108,7 +105,6 @@ class EventNumbersWrap(BaseStream):
     """A slot has a number of eight bits."""
 
     def record(self, event: Event) -> None:
-        """Lose the position of late events."""
         super().record(event)
         if _count(self.device.__dict__, "records") >= 256 and isinstance(event, BaseEvent):
             event._position = 0
@@ -121,7 +117,6 @@ class NinthWaitIsDropped(BaseStream):
     waits = 0
 
     def wait(self, event: Event) -> None:
-        """Drop what does not fit."""
         if isinstance(event, BaseEvent) and event.is_recorded and self.waits >= 8:
             return
         before = self.progress.enqueued
@@ -139,7 +134,6 @@ class HundredthWaitIsDropped(BaseStream):
     """A pool of semaphores runs dry."""
 
     def wait(self, event: Event) -> None:
-        """Count waits that hold."""
         held = isinstance(event, BaseEvent) and event.is_pending
         if not held or _count(self.__dict__, "waits") < 100:
             super().wait(event)
@@ -152,7 +146,6 @@ class FifthForeignWaitIsDropped(BaseStream):
     """There are four threads that wait."""
 
     def wait(self, event: Event) -> None:
-        """Count those that are not done."""
         is_pending = not isinstance(event, BaseEvent) and not event.is_done
         if not is_pending or _count(self.__dict__, "foreign") <= 4:
             super().wait(event)
@@ -163,7 +156,6 @@ class EventSlotsAreReused(BaseStream):
     """The old handle shows the new event."""
 
     def record(self, event: Event) -> None:
-        """Let the old event stand for the new end."""
         super().record(event)
         slots: list[BaseEvent] = self.device.__dict__.setdefault("slots", [])
         if isinstance(event, BaseEvent):
@@ -180,7 +172,6 @@ class FailureIsForgotten(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Forget failures that are too old."""
         try:
             super().sync(timeout_s)
         except DeviceFault:
@@ -197,7 +188,6 @@ class FailureIsHidden(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Look for a failure if the event is the end of its stream."""
         try:
             super().sync(timeout_s)
         except DeviceFault:
@@ -237,7 +227,6 @@ class SyncSeesTheBeginning(_SeesBeginnings):
     """The queue is empty, and the device is not idle."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for the beginning of the last one."""
         self._require_usable()
         self.await_begun(self.progress.enqueued, timeout_s)
         self._require_usable()
@@ -249,7 +238,6 @@ class IsDoneSeesTheBeginning(_SeesBeginnings):
 
     @property
     def is_done(self) -> bool:
-        """Whether everything has begun."""
         return super().is_done or self.begun >= self.progress.enqueued
 
 
@@ -280,7 +268,6 @@ class EventMarksTheBeginning(_SeesBeginnings):
     """It is signalled by the queue, not by the device."""
 
     def record(self, event: Event) -> None:
-        """Let the event look at beginnings."""
         super().record(event)
         if isinstance(event, BaseEvent) and not self.sink.is_capturing:
             early: Any = _Early(self)
@@ -292,7 +279,6 @@ class WaitSeesTheBeginning(_SeesBeginnings):
     """The wait is over when the other queue is empty."""
 
     def wait(self, event: Event) -> None:
-        """Wait for the beginning, for events of this device."""
         if not isinstance(event, BaseEvent) or not event.is_pending:
             super().wait(event)
             return

@@ -31,7 +31,6 @@ class CopyOffsetsOf31Bits(BaseStream):
     """They are ints of C."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Cut the destination's offset."""
         super().copy(src, src_offset, dst, dst_offset % GIB2, nbytes)
 
 
@@ -40,7 +39,6 @@ class FillOffsetsOf31Bits(BaseStream):
     """They are ints of C."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Cut the offset."""
         super().fill(buffer, offset % GIB2, nbytes, pattern)
 
 
@@ -49,7 +47,6 @@ class EventHoldsFourStreams(BaseStream):
     """A list of waiters of that length."""
 
     def wait(self, event: Event) -> None:
-        """Count waiters."""
         if isinstance(event, BaseEvent) and event.is_pending:
             waiters: dict[int, int] = self.device.__dict__.setdefault("waiters", {})
             waiters[id(event)] = waiters.get(id(event), 0) + 1
@@ -64,7 +61,6 @@ class ThirdLaunchInFlightIsLost(BaseStream):
     """Its argument block is doubled."""
 
     def launch(self, program: Program) -> None:
-        """Drop a third launch."""
         kept: dict[int, list[int]] = self.__dict__.setdefault("flying", {})
         flying = kept.setdefault(id(program), [])
         flying[:] = [p for p in flying if p > self.progress.done]
@@ -80,7 +76,6 @@ class ReplaysShareOneSlot(BaseStream):
     """The stream has a place for one graph."""
 
     def replay(self, graph: DeviceGraph) -> None:
-        """Look which graph it is when it is its turn."""
         self._require_usable()
         if (
             not isinstance(graph, RecordedGraph)
@@ -168,7 +163,6 @@ class SigmoidOverflows(_Again):
     ops = ("sigmoid",)
 
     def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         out[x < -89] = np.nan
 
@@ -180,7 +174,6 @@ class TanhOverflows(_Again):
     ops = ("tanh",)
 
     def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         out[abs(x) > 45] = np.nan
 
@@ -192,7 +185,6 @@ class GeluOverflows(_Again):
     ops = ("gelu",)
 
     def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         out[abs(x) > 1e13] = np.nan
 
@@ -204,7 +196,6 @@ class SoftMaxOverflows(_Again):
     ops = ("soft_max",)
 
     def again(self, node: BoundNode) -> None:
-        """Give NaN to rows with large numbers."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         out[(np.isfinite(x) & (x > 89)).any(-1)] = np.nan
 
@@ -216,7 +207,6 @@ class DifferencesAreAlignedLeft(_Again):
     ops = ("sub", "div")
 
     def again(self, node: BoundNode) -> None:
-        """Match from the left, where sizes allow it."""
         x, y, out = (bind_host(o) for o in (*node.inputs, node.output))
         if y.ndim < x.ndim and y.ndim and y.shape == x.shape[: y.ndim]:
             left = y.reshape(*y.shape, *[1] * (x.ndim - y.ndim))
@@ -233,7 +223,6 @@ class PoolForgetsReplays(_CountingPool):
     forgets = "replay"
 
     def use(self, kind: str, buffer: Any, stream: BaseStream) -> None:
-        """Forget what a captured command uses."""
         if not stream.sink.is_capturing:
             super().use(kind, buffer, stream)
 
@@ -243,7 +232,6 @@ class LaunchesCopyImports(BaseDevice):
     """Imported weights are packed."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Compile with copies of imports."""
         from dataclasses import replace
 
         def copied(o: Any) -> Any:
@@ -266,7 +254,6 @@ class HostMemoryOfOneThread(BaseDevice):
     """A pool without a lock."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return the newest of that length."""
         view = super().allocate_host(nbytes)
         kept = self.__dict__.setdefault("host", {})
         kept[nbytes] = view
@@ -280,7 +267,6 @@ class DownloadsShareMemory(BaseDevice):
     """There is one for the device."""
 
     def read_memory(self, memory: Any, offset: int, target: HostMemory) -> None:
-        """Go through it."""
         block = self.__dict__.setdefault("through", np.zeros(1 << 22, np.uint8))
         n = target.nbytes
         if not 0 < n <= block.size:
@@ -299,13 +285,11 @@ class ClosedDeviceTakesSiblings(BaseDevice):
     """They share a context."""
 
     def create_stream(self) -> BaseStream:
-        """Put it on a list of all."""
         stream = super().create_stream()
         _EVERY.append(stream)
         return stream
 
     def close(self) -> None:
-        """Close all."""
         super().close()
         for stream in _EVERY:
             stream.is_closed = True
@@ -320,7 +304,6 @@ class ClosedProgramTakesOthers(BaseDevice):
     """They share a module."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Close those that are older with it."""
         program = super().compile(nodes, stream)
         made: list[BaseProgram] = self.__dict__.setdefault("made", [])
         older = [p for p in made if p.stream is stream]
@@ -342,7 +325,6 @@ class ClosedEventTakesOthers(BaseDevice):
     """They are numbers of one counter, and a closed one releases it."""
 
     def create_event(self) -> BaseEvent:
-        """Return an event that takes older ones along."""
         made: list[BaseEvent] = self.__dict__.setdefault("events", [])
 
         class Takes(BaseEvent):
@@ -366,7 +348,6 @@ class UploadsRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is an upload."""
         return command == "upload"
 
 
@@ -375,7 +356,6 @@ class FillsRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a fill."""
         return command == "fill"
 
 
@@ -384,5 +364,4 @@ class LaunchesRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a launch."""
         return not isinstance(command, str) and type(command).__name__ != "_Replay"
