@@ -11,6 +11,7 @@ from ggsched.errors import DeviceFault, GgschedError, UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.errors import _GoesOn
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import Action, ChangedWaits
 
 # --- ERR-2: the error objects -----------------------------------------------------------------
 
@@ -152,16 +153,12 @@ class FailureTravelsOnce(BaseEvent):
 
 
 @breaks("EVT-6", "Of several events waited for, a failure of the first counts.", CPU)
-class FirstFailureOnly(BaseStream):
+class FirstFailureOnly(ChangedWaits):
     """The status of the others is not looked at."""
 
     waits = 0
 
-    def wait(self, event: Event) -> None:
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
+    def waiting_for(self, event: BaseEvent) -> Action:
         wait, first = event.waiter(self.device.event_timeout_s), self.waits == 0
         self.waits += 1
 
@@ -169,7 +166,7 @@ class FirstFailureOnly(BaseStream):
             with suppress(*() if first else (DeviceFault,)):
                 wait()
 
-        self._submit("wait for an event", until_ended)
+        return until_ended
 
 
 # --- ERR-1 ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched_testing.sim import SimBuffer, SimDevice
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import give_back_on_close
 
 # --- BUF-1 ------------------------------------------------------------------------------------
 
@@ -96,15 +97,7 @@ class _Pool(BaseDevice):
         else:
             pool[:] = [m for m in pool if m is not found]
             made = self._register(BaseBuffer(self, nbytes, found))
-        memory, close = made.memory, made.close
-
-        def give_back() -> None:
-            if not made.is_closed:
-                pool.append(memory)
-            close()
-
-        made.close = give_back  # type: ignore[method-assign]
-        return made
+        return give_back_on_close(made, pool)
 
     def may_reuse(self) -> bool:
         """Whether nobody uses what is in the pool."""

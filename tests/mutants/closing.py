@@ -12,66 +12,50 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import nothing, streams_beside
+from tests.mutants.mutate_calls import Action, ChangedWaits, nothing, streams_beside
 
 # --- events -----------------------------------------------------------------------------------
 
 
 @breaks("EVT-5", "Closing an event before it is done lets go who waits for it.", CPU)
-class ClosedEventLetsWaitersGo(BaseStream):
+class ClosedEventLetsWaitersGo(ChangedWaits):
     """Its semaphore is signalled, so that nobody hangs."""
 
-    def wait(self, event: Event) -> None:
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
-        progress, position = event._progress, event._position
-        assert progress is not None
+    def waiting_for(self, event: BaseEvent) -> Action:
+        return _until_done_or(event, lambda: event._is_closed)
 
-        def hold() -> None:
-            while not event._is_closed and not progress.wait_for(position, 1e-3):
-                pass
 
-        self._submit("wait for an event", hold)
+def _until_done_or(event: BaseEvent, is_over: Callable[[], bool]) -> Action:
+    progress, position = event._progress, event._position
+    assert progress is not None
+
+    def hold() -> None:
+        while not is_over() and not progress.wait_for(position, 1e-3):
+            pass
+
+    return hold
 
 
 @breaks("ERR-3", "Closing a stream lets go who waits for its events.", CPU)
-class ClosedStreamLetsWaitersGo(BaseStream):
+class ClosedStreamLetsWaitersGo(ChangedWaits):
     """Its events go with it."""
 
-    def wait(self, event: Event) -> None:
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
-        progress, position = event._progress, event._position
-        assert progress is not None
-        owner = next((s for s in streams_beside(self) if s.progress is progress), self)
-
-        def hold() -> None:
-            while not owner.is_closed and not progress.wait_for(position, 1e-3):
-                pass
-
-        self._submit("wait for an event", hold)
+    def waiting_for(self, event: BaseEvent) -> Action:
+        owner = next((s for s in streams_beside(self) if s.progress is event._progress), self)
+        return _until_done_or(event, lambda: owner.is_closed)
 
 
 @breaks("ERR-3", "Events of a stream that was closed are done.", CPU)
-class EventsOfClosedStreamsAreDone(BaseDevice):
+class EventsOfClosedStreamsAreDone(BaseEvent):
     """They look at the stream, and there is none."""
 
-    def create_event(self) -> BaseEvent:
-        device = self
+    __slots__ = ()
 
-        class Looks(BaseEvent):
-            __slots__ = ()
-
-            @property
-            def is_done(self) -> bool:
-                owner = next((s for s in device._streams if s.progress is self._progress), None)
-                return super().is_done or (owner is not None and owner.is_closed)
-
-        return Looks(self)
+    @property
+    def is_done(self) -> bool:
+        streams: Any = getattr(self.device, "_streams")  # noqa: B009
+        owner = next((s for s in streams if s.progress is self._progress), None)
+        return super().is_done or (owner is not None and owner.is_closed)
 
 
 @breaks("ERR-3", "Events of a stream that was closed cannot be waited for.", CPU)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.backend.arrays import Array, bind_host
+from ggsched.backend.arrays import bind_host
 from ggsched.backend.base import BaseDevice, BaseProgram
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Stream
@@ -14,7 +14,7 @@ from ggsched.errors import UsageError
 from ggsched_testing.sim import SimDevice, SimProgram
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing
+from tests.mutants.mutate_calls import Around, MutatedCalls, bytes_of, nothing, restoring
 
 # --- read too early ---------------------------------------------------------------------------
 
@@ -125,20 +125,9 @@ class ConstantsAreFolded(MutatedCalls):
         program = super().compile(nodes, stream)
         folded = [n for n in nodes if n.inputs and all(o.is_constant for o in n.inputs)]
         if program.body is not None and folded:
-            program.body = Around(program.body, nothing, self._restore(folded))
+            restore = restoring([bind_host(n.output) for n in folded])
+            program.body = Around(program.body, nothing, restore)
         return program
-
-    def _restore(self, folded: Sequence[BoundNode]) -> Action:
-        outs = [bind_host(n.output) for n in folded]
-        kept: list[Array] = []
-
-        def restore() -> None:
-            if not kept:
-                kept.extend(out.copy() for out in outs)
-            for out, first in zip(outs, kept, strict=True):
-                out[...] = first
-
-        return restore
 
 
 @breaks("LCH-7", "Nodes with constants are refused.", CPU)

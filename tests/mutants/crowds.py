@@ -63,19 +63,15 @@ class LateEventsMissOne(BaseStream):
 
 
 @breaks("EVT-6", "Events behind a failure after forty commands are good.", CPU)
-class FarFailuresAreForgotten(BaseDevice):
+class FarFailuresAreForgotten(BaseEvent):
     """The list of failures holds forty places."""
 
-    def create_event(self) -> BaseEvent:
-        class Near(BaseEvent):
-            __slots__ = ()
+    __slots__ = ()
 
-            def sync(self, timeout_s: float) -> None:
-                fault = None if self._progress is None else self._progress.fault
-                if self._is_closed or fault is None or fault.position <= FAR_BEHIND:
-                    super().sync(timeout_s)
-
-        return Near(self)
+    def sync(self, timeout_s: float) -> None:
+        fault = None if self._progress is None else self._progress.fault
+        if self._is_closed or fault is None or fault.position <= FAR_BEHIND:
+            super().sync(timeout_s)
 
 
 @breaks("BUF-5", "A fill of an import is accepted, and does nothing.", CPU)

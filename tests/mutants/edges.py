@@ -68,18 +68,14 @@ _UNTOUCHED: Any = _Untouched()
 
 
 @breaks("CAP-2", "Events of a capture count as done once the capture is over.", CPU)
-class EventsOfACaptureAreDone(BaseDevice):
+class EventsOfACaptureAreDone(BaseEvent):
     """All that they stand for has happened: nothing."""
 
-    def create_event(self) -> BaseEvent:
-        class Done(BaseEvent):
-            __slots__ = ()
+    __slots__ = ()
 
-            @property
-            def is_done(self) -> bool:
-                return bool(getattr(self.capture, "_is_over", False)) or super().is_done
-
-        return Done(self)
+    @property
+    def is_done(self) -> bool:
+        return bool(getattr(self.capture, "_is_over", False)) or super().is_done
 
 
 @breaks("COL-2", "What peers hold is read when a launch is enqueued, where it is constant.", CPU)

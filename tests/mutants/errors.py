@@ -12,7 +12,7 @@ from ggsched_testing.sim import SimDevice, SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import streams_beside
+from tests.mutants.mutate_calls import Action, ChangedWaits, streams_beside
 
 LOOK_S: Final = 1e-4
 
@@ -179,21 +179,17 @@ class FailureClearsBuffers(_GoesOn):
 
 
 @breaks("ERR-2", "A stream runs what stands behind a wait for an event that fails later.", CPU)
-class WaiterDoesNotLookTwice(BaseStream):
+class WaiterDoesNotLookTwice(ChangedWaits):
     """It asks how the work ended before it waits for the end."""
 
-    def wait(self, event: Event) -> None:
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
+    def waiting_for(self, event: BaseEvent) -> Action:
         wait = event.waiter(self.device.event_timeout_s)
 
         def until_ended() -> None:
             with suppress(DeviceFault):
                 wait()
 
-        self._submit("wait for an event", until_ended)
+        return until_ended
 
 
 # --- ERR-3 ------------------------------------------------------------------------------------

@@ -35,15 +35,20 @@ class OddImportsAreCopies(BaseDevice):
         return super().import_host(memoryview(bytes(memory)))
 
 
+def _owner(memory: HostMemory) -> Any:
+    owner: Any = memory.obj if isinstance(memory, memoryview) else memory
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    return owner
+
+
 @breaks("BUF-5", "An import of a part of some memory begins where the memory begins.", CPU)
 class ImportsBeginAtTheirOwner(BaseDevice):
     """The object is imported, not the view."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         buffer = super().import_host(memory)
-        owner: Any = memory.obj if isinstance(memory, memoryview) else memory
-        while isinstance(getattr(owner, "base", None), np.ndarray):
-            owner = owner.base
+        owner = _owner(memory)
         if isinstance(owner, np.ndarray) and owner.flags.c_contiguous:
             buffer._memory = owner.reshape(-1).view(np.uint8)[: memory.nbytes]
         return buffer
@@ -98,9 +103,7 @@ class ImportIsNotKept(BaseDevice):
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         buffer = super().import_host(memory)
-        owner: Any = memory.obj if isinstance(memory, memoryview) else memory
-        while isinstance(getattr(owner, "base", None), np.ndarray):
-            owner = owner.base
+        owner = _owner(memory)
         if isinstance(owner, np.ndarray):
             buffer._memory = _Weak.of(owner, buffer._memory)
         return buffer

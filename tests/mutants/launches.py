@@ -11,7 +11,15 @@ from ggsched.backend.program_body import Body
 from ggsched.backend.protocols import Stream
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing, outputs_of
+from tests.mutants.mutate_calls import (
+    Action,
+    Around,
+    MutatedCalls,
+    bytes_of,
+    nothing,
+    outputs_of,
+    restoring,
+)
 
 # --- LCH-1 ------------------------------------------------------------------------------------
 
@@ -112,16 +120,7 @@ class FirstResultAgain(MutatedCalls):
     """It keeps what it computed."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        kept: list[Array] = []
-        outs = outputs_of(nodes)
-
-        def restore() -> None:
-            if not kept:
-                kept.extend(out.copy() for out in outs)
-            for out, first in zip(outs, kept, strict=True):
-                out[...] = first
-
-        return restore
+        return restoring(outputs_of(nodes))
 
 
 # --- LCH-2 ------------------------------------------------------------------------------------

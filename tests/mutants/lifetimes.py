@@ -15,6 +15,7 @@ from ggsched_testing.sim import SimBuffer, SimDevice, SimStream
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
 from tests.mutants.hosts import forgetful_upload, owner_of
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import give_back_on_close
 
 # --- BUF-1 ------------------------------------------------------------------------------------
 
@@ -145,15 +146,7 @@ class _CountingPool(BaseDevice):
         if found is not None:
             pool[:] = [m for m in pool if m is not found]
             made._memory = found
-        memory, close = made.memory, made.close
-
-        def give_back() -> None:
-            if not made.is_closed:
-                pool.append(memory)
-            close()
-
-        made.close = give_back  # type: ignore[method-assign]
-        return made
+        return give_back_on_close(made, pool)
 
     def in_use(self, memory: Any) -> bool:
         """Whether a command that is counted is enqueued and not complete."""

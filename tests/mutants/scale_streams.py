@@ -11,7 +11,7 @@ from ggsched.backend.protocols import Event
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import streams_beside
+from tests.mutants.mutate_calls import Action, ChangedWaits, share_queue, streams_beside
 
 LOOK_S = 1e-4
 
@@ -67,20 +67,7 @@ class NinthStreamSharesAQueue(BaseDevice):
         if len(open_ones) <= 8:
             return stream
         first = min(open_ones, key=lambda s: int(s.progress.where.rsplit(" ", 1)[1]))
-        progress, put = stream.progress, first._submit
-
-        def submit(command: Command, work: Callable[[], None]) -> None:
-            def run() -> None:
-                try:
-                    work()
-                finally:
-                    progress.finish_one()
-
-            progress.enqueued += 1
-            put(command, run)
-
-        stream._submit = submit  # type: ignore[method-assign]
-        return stream
+        return share_queue(stream, first)
 
 
 @breaks("STR-5", "sync waits for the next thousand commands at most.", CPU)
@@ -275,14 +262,10 @@ class EventMarksTheBeginning(_SeesBeginnings):
 
 
 @breaks("EVT-2", "A wait holds until the other stream's command has begun.", CPU)
-class WaitSeesTheBeginning(_SeesBeginnings):
+class WaitSeesTheBeginning(_SeesBeginnings, ChangedWaits):
     """The wait is over when the other queue is empty."""
 
-    def wait(self, event: Event) -> None:
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
+    def waiting_for(self, event: BaseEvent) -> Action:
         position = event._position
         owner: Any = next(s for s in streams_beside(self) if s.progress is event._progress)
-        self._submit("wait for an event", lambda: owner.await_begun(position, 1.0))
+        return lambda: owner.await_begun(position, 1.0)

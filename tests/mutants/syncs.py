@@ -10,7 +10,7 @@ from ggsched_testing.sim import SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_TWO_QUEUES
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import streams_beside
+from tests.mutants.mutate_calls import share_queue, streams_beside
 
 # --- STR-4 ------------------------------------------------------------------------------------
 
@@ -22,21 +22,7 @@ class OneWorkerForAll(BaseDevice):
     def create_stream(self) -> BaseStream:
         stream = super().create_stream()
         first = next((s for s in self._streams if not s.is_closed and s is not stream), None)
-        if first is not None:
-            progress, put = stream.progress, first._submit
-
-            def submit(command: Command, work: Callable[[], None]) -> None:
-                def run() -> None:
-                    try:
-                        work()
-                    finally:
-                        progress.finish_one()
-
-                progress.enqueued += 1
-                put(command, run)
-
-            stream._submit = submit  # type: ignore[method-assign]
-        return stream
+        return stream if first is None else share_queue(stream, first)
 
 
 @breaks("STR-4", "Transfers of all streams go through one queue, in order.", SIM)

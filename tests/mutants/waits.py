@@ -10,6 +10,7 @@ from ggsched_testing.sim import SimDevice, SimEvent, SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_APART, SIM_BARRIER
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import Action, ChangedWaits
 from tests.mutants.streams import SHORT_S
 
 # --- EVT-2 ------------------------------------------------------------------------------------
@@ -45,21 +46,16 @@ class WaitIgnored(BaseStream):
 
 
 @breaks("EVT-2", "The fallback for events forgot to wait: it looks once and goes on.", CPU)
-class FallbackForgotToWait(BaseStream):
+class FallbackForgotToWait(ChangedWaits):
     """It polls for a millisecond."""
 
-    def wait(self, event: Event) -> None:
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
-
+    def waiting_for(self, event: BaseEvent) -> Action:
         def look() -> None:
             deadline = monotonic() + 0.001
             while not event.is_done and monotonic() < deadline:
                 pass
 
-        self._submit("wait for an event", look)
+        return look
 
 
 @breaks("EVT-2", "Of several waits in a row only the last one holds.", CPU)
