@@ -176,8 +176,7 @@ def buf2_freed_under_a_replay(w: TestContext) -> None:
                 leaked = reads and np.array_equal(seen, data)
                 w.require(not leaked, "the replay has read a buffer that was made after the close")
         hold.release()
-        for stream in (q, free):
-            w.close(stream)
+        w.close(q, free)
 
 
 @case("BUF-5", "What the host writes into imported memory is seen by launches.", "import", "launch")

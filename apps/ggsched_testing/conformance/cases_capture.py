@@ -133,8 +133,7 @@ def cap1_graph_of_another_stream(w: TestContext) -> None:
     if w.device.facts.max_streams > 1:
         w.refused(UsageError, w.replay, w.stream(), graph)
     w.replay(q, graph)
-    w.close(graph)
-    w.close(graph)
+    w.close(graph, graph)
     w.equal(w.get(q, y), data, "made by a graph that was closed behind its replay")
     w.refused(UsageError, w.replay, q, graph)
 

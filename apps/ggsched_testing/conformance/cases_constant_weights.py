@@ -118,8 +118,7 @@ def _check(
     if hold is not None:
         hold.release()
     after = w.get(q, prepared.arena)
-    for thing in (prepared.program, prepared.arena, q):
-        w.close(thing)
+    w.close(prepared.program, prepared.arena, q)
     text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
     expected = run_oracle(graph, values)
     to_8_bits = w.device.facts.rounds_to_8_bits

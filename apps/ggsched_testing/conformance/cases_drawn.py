@@ -51,8 +51,7 @@ def str4_drawn_transfers(w: TestContext) -> None:
         for _ in range(w.draws(20 * len(streams), 16)):
             traffic.step(traffic.lanes[int(w.rng.integers(len(streams)))])
         traffic.check(f"transfers of up to {largest} bytes on {len(streams)} streams")
-        for q in streams:
-            w.close(q)
+        w.close(*streams)
 
 
 @case("EVT-2", "Buffers that streams hand over by events are used in order, however many.",
@@ -71,8 +70,7 @@ def evt2_drawn_exchanges(w: TestContext) -> None:
             traffic.exchange(one, two)
         _release(holds)
         traffic.check(f"{steps} exchanges between {len(streams)} streams")
-        for q in streams:
-            w.close(q)
+        w.close(*streams)
 
 
 @case("EVT-2", "Launches that follow each other by events over drawn streams are in order.",
@@ -97,8 +95,7 @@ def evt2_drawn_launches(w: TestContext) -> None:
             if i == MAX_HELD // 6:
                 hold.release()
         w.equal(w.get(q, ring[at]), numbers, f"{2 * LINKS} launches on {len(streams)} streams")
-        for thing in (*streams, *ring):
-            w.close(thing)
+        w.close(*streams, *ring)
 
 
 def _streams(w: TestContext) -> list[Stream]:
@@ -149,8 +146,7 @@ def cpy4_drawn_uploads_in_flight(w: TestContext) -> None:
                 seen = w.get(streams[-1], x, 0, expected.size)
                 w.equal(seen, expected, f"one of {count} uploads in flight")
             w.program.clear()
-        for thing in (*streams, *buffers):
-            w.close(thing)
+        w.close(*streams, *buffers)
 
 
 def _write_host_memory(w: TestContext, nbytes: int) -> None:
@@ -177,8 +173,7 @@ def cpy5_drawn_downloads_in_flight(w: TestContext) -> None:
             w.sync(q)
         for target, expected in zip(targets, data, strict=True):
             w.equal(target, expected, f"one of {count} downloads in flight")
-        for thing in (*streams, *buffers):
-            w.close(thing)
+        w.close(*streams, *buffers)
         w.program.clear()
 
 
@@ -325,8 +320,7 @@ def buf1_drawn_fragments(w: TestContext) -> None:
             left -= n
         w.refused(OutOfDeviceMemory, w.buffer, left + 1)
         for i in w.rng.permutation(len(held)):
-            w.close(held[i])
-            w.close(held[i])
+            w.close(held[i], held[i])
         w.close(w.buffer(min(facts.max_allocation_nbytes, facts.memory_nbytes)))
 
 

@@ -62,8 +62,7 @@ def _chain(w: TestContext, streams: Sequence[Stream]) -> None:
     fresh = w.stream(first.device)
     w.wait(fresh, good)
     w.equal(w.get(fresh, kept), data, "written in front of a failure, behind an event")
-    for q in (*streams, fresh):
-        w.close(q)
+    w.close(*streams, fresh)
 
 
 @case("EVT-6", "A failure behind drawn commands reaches each stream of a drawn chain.", "fault",
@@ -123,5 +122,4 @@ def col4_failing_peer(w: TestContext) -> None:
         fresh, x, data = w.stream(w.other), w.buffer(NBYTES, w.other), w.bytes()
         w.put(fresh, x, data)
         w.equal(w.get(fresh, x), data, "on the peer after a replay failed")
-        for thing in (graph, a, b, fresh):
-            w.close(thing)
+        w.close(graph, a, b, fresh)

@@ -186,10 +186,8 @@ def err3_twice(w: TestContext) -> None:
             things.append(w.record(q))
         w.upload(q, w.bytes(), x)
         w.sync(q)
-        for thing in things[::order]:
-            w.close(thing)
-        for thing in things:
-            w.close(thing)
+        w.close(*things[::order])
+        w.close(*things)
 
 
 @case("ERR-3", "After close of a stream every call on it raises.")
@@ -261,8 +259,7 @@ def _uses(w: TestContext, q: Stream, event: Event) -> list[Callable[[], Any]]:
 def err3_closed_device(w: TestContext) -> None:
     device, q, x = w.device, w.stream(), w.buffer()
     w.upload(q, w.bytes(), x)
-    w.close(device)
-    w.close(device)
+    w.close(device, device)
     calls: list[Callable[[], Any]] = [
         lambda: device.allocate(16),
         device.create_stream,
@@ -274,8 +271,7 @@ def err3_closed_device(w: TestContext) -> None:
     if device.facts.has_events:
         calls.append(device.create_event)
     _all_refused(w, calls)
-    for thing in (x, q):
-        w.close(thing)
+    w.close(x, q)
 
 
 @case("ERR-3", "A stream may be closed while its commands run; they run to their end.", "events")
@@ -302,8 +298,7 @@ def err3_after_a_fault(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()
     make_fail(w, q)
     w.refused(DeviceFault, w.sync, q)
-    for thing in (q, x, w.device, q, x, w.device):
-        w.close(thing)
+    w.close(q, x, w.device, q, x, w.device)
 
 
 @case("ERR-3", "A stream that fails and is closed at once does not disturb the device.", "fault")

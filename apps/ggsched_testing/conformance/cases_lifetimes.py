@@ -106,8 +106,7 @@ def _use_and_free(
         for buffer, data in secrets.items():
             w.equal(w.get(free, buffer), data, "a buffer made after the close")
     hold.release()
-    for stream in (q, free):
-        w.close(stream)
+    w.close(q, free)
 
 
 def _made_after(w: TestContext, q: Stream) -> dict[Buffer, Bytes]:
@@ -269,8 +268,7 @@ def err3_closed_graph(w: TestContext) -> None:
     capture = w.capture(q)
     w.upload(q, data, x)
     graph = w.end(capture)
-    w.close(graph)
-    w.close(graph)
+    w.close(graph, graph)
     w.refused(UsageError, w.replay, q, graph)
 
 

@@ -179,8 +179,7 @@ def evt2_many_waits(w: TestContext) -> None:
         second.release()
         w.sync(q)
         w.equal(w.get(q, y), data, f"copied behind {count} waits")
-        for stream in (a, b, q):
-            w.close(stream)
+        w.close(a, b, q)
 
 
 @case("EVT-4", "Many events of other backends hold a stream at a time.", "foreign wait", "async")
@@ -300,8 +299,7 @@ def evt6_each_failure_counts(w: TestContext) -> None:
             _wait(w, q, event)
         hold.release()
         w.refused(DeviceFault, w.sync, q)
-        for stream in (good, bad, q):
-            w.close(stream)
+        w.close(good, bad, q)
 
 
 def _recorded(w: TestContext, q: Stream) -> Event:

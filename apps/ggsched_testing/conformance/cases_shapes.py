@@ -332,8 +332,7 @@ def _rewritten_weights(w: TestContext, chain: Chain) -> None:
     w.order(q)
     w.launch(q, prepared.program)
     after = w.get(q, prepared.arena)
-    for thing in (prepared.program, prepared.arena, q):
-        w.close(thing)
+    w.close(prepared.program, prepared.arena, q)
     expected = run_oracle(graph, fresh)
     to_8_bits = w.device.facts.rounds_to_8_bits
     allowed = rounding_allowances(graph, fresh, expected, to_8_bits=to_8_bits)

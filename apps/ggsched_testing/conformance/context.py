@@ -264,9 +264,10 @@ class TestContext:
         self.sync(stream)
         return target
 
-    def close(self, thing: Any) -> None:
+    def close(self, *things: Any) -> None:
         """Close anything."""
-        self._call(thing, "close()", thing.close)
+        for thing in things:
+            self._call(thing, "close()", thing.close)
 
     # --- holding ----------------------------------------------------------------------------
 
