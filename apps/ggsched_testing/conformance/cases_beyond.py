@@ -215,8 +215,7 @@ def evt5_closed_beside_others(w: TestContext) -> None:
         for event in events:
             w.wait(b, event)
         w.copy(b, x, 0, y, 0, NBYTES)
-        w.release_held(hold, b)
-        w.sync(b)
+        w.sync_held(hold, b)
         w.equal(w.get(b, y), data, "copied behind events beside one that was closed")
 
 

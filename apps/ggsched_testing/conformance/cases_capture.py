@@ -34,8 +34,7 @@ def replayed_when_released(
     w.upload(q, data, x)
     w.replay(q, graph)
     seen = w.download(q, z)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(seen, data, what)
 
 
@@ -78,8 +77,7 @@ def cap1_replay_keeps_its_place(w: TestContext) -> None:
     w.upload(q, second, x)
     w.replay(q, graph)
     again = w.download(q, y)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(seen, first, "downloaded behind the first replay")
     w.equal(again, second, "downloaded behind the second replay")
 

@@ -150,8 +150,7 @@ def cap4_enqueued_replays(w: TestContext) -> None:
     del first
     seen = w.download(q, y)
     w.replay(q, graph)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(seen, data, "downloaded behind the replay from before the update")
     w.equal(target, data, "downloaded by the replay from before the update")
     w.equal(again, later, "downloaded by the replay from behind the update")

@@ -28,8 +28,7 @@ def cpy1_not_after_others(w: TestContext) -> None:
     w.download(held, unrelated)
     w.copy(q, x, 0, y, 0, NBYTES)
     w.equal(w.get(q, y), data, "copied while another stream is held")
-    w.release_held(hold, held)
-    w.sync(held)
+    w.sync_held(hold, held)
 
 
 @case(
@@ -73,8 +72,7 @@ def cpy1_held_by_its_own_stream(w: TestContext) -> None:
     hold = w.hold(mine)
     w.copy(mine, x, 0, y, 0, NBYTES)
     w.equal(w.get(theirs, y), old, "read by the other side while the copy is held")
-    w.release_held(hold, mine)
-    w.sync(mine)
+    w.sync_held(hold, mine)
     w.equal(w.get(theirs, y), new, "read by the other side after the copy")
 
 
@@ -90,8 +88,7 @@ def _between(w: TestContext, src_device: Device, dst_device: Device) -> None:
     w.upload(held, w.bytes(), w.buffer(NBYTES, w.other))
     w.copy(q, x, 0, y, 0, NBYTES)
     w.sync(q)
-    w.release_held(hold, held)
-    w.sync(held)
+    w.sync_held(hold, held)
     w.equal(w.get(q if dst_device is w.device else other, y), data, "copied between two devices")
 
 
@@ -206,8 +203,7 @@ def cpy3_zero_bytes_keep_their_place(w: TestContext) -> None:
     event = w.record(a)
     w.wait(b, event)
     w.download_to(b, x, 0, nothing)
-    w.release_held(hold, event, a, b)
-    w.sync(b)
+    w.sync_held(hold, b, event, a)
 
 
 # --- CPY-6 ------------------------------------------------------------------------------------

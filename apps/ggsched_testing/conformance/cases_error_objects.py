@@ -28,8 +28,7 @@ def err1_refused_wait(w: TestContext) -> None:
     w.record(a, event)
     w.put(b, x, data)
     w.equal(w.get(b, x), data, "on a stream whose wait was refused")
-    w.release_held(hold, a, event)
-    w.sync(a)
+    w.sync_held(hold, a, event)
 
 
 @case("ERR-1", "A launch that is refused on one stream runs on its own.", "launch", "two streams")

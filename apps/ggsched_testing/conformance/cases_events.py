@@ -31,8 +31,7 @@ def evt1_covers_the_last_command(w: TestContext) -> None:
     event = w.record(q)
     w.still_held(hold, event)
     later = w.record(q)
-    w.release_held(hold, later)
-    w.sync(later)
+    w.sync_held(hold, later)
     w.require(event.is_done, "an event is not done, and one that was recorded later is")
 
 
@@ -45,8 +44,7 @@ def evt1_covers_copies(w: TestContext) -> None:
     w.copy(q, x, 0, y, 0, NBYTES)
     seen = w.download(q, y)
     event = w.record(q)
-    w.release_held(hold, event)
-    w.sync(event)
+    w.sync_held(hold, event)
     w.equal(seen, data, "downloaded before the record")
 
 
@@ -60,8 +58,7 @@ def evt1_covers_launches(w: TestContext) -> None:
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
-    w.release_held(hold, event)
-    w.sync(event)
+    w.sync_held(hold, event)
     w.equal(w.get(reader, y), w.result(numbers), "launched before the record")
 
 
@@ -76,8 +73,7 @@ def evt1_covers_every_queue(w: TestContext) -> None:
     w.upload(q, data, z)
     w.launch(q, program)
     first = w.record(q)
-    w.release_held(hold, first)
-    w.sync(first)
+    w.sync_held(hold, first)
     w.equal(seen, numbers, "downloaded before the record")
     w.equal(w.get(q, z), data, "uploaded before the record")
     w.equal(w.get(q, y), w.result(numbers), "launched before the record")
@@ -93,8 +89,7 @@ def evt1_covers_nothing_later(w: TestContext) -> None:
     later = w.download(q, x)
     w.sync(event)
     w.require(event.is_done, "is_done is false after sync of the event")
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(later, data, "downloaded after the record")
 
 
@@ -107,8 +102,7 @@ def evt1_two_prefixes(w: TestContext) -> None:
     w.upload(q, w.bytes(), y)
     late = w.record(q)
     w.sync(early)
-    w.release_held(hold, late)
-    w.sync(late)
+    w.sync_held(hold, late)
     w.require(early.is_done and late.is_done, "is_done is false after sync of both events")
 
 
@@ -150,8 +144,7 @@ def evt3_record_twice(w: TestContext) -> None:
     w.upload(q, w.bytes(), w.buffer())
     w.refused(UsageError, w.record, q, event)
     w.sync(event)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
 
 
 @case("EVT-3", "Recording a second time is refused on another stream too.", "events", "two streams")
@@ -218,8 +211,7 @@ def evt5_timeout(w: TestContext) -> None:
     event = w.record(q)
     for limit in (0.0, 0.002):
         w.refused(SyncTimeout, w.sync, event, limit)
-    w.release_held(hold, event, q)
-    w.sync(event)
+    w.sync_held(hold, event, q)
     w.equal(seen, data, "downloaded across a timeout")
 
 
@@ -234,8 +226,7 @@ def evt5_closed_before_done(w: TestContext) -> None:
     w.wait(a, event)
     w.close(event)
     seen = w.download(a, x)
-    w.release_held(hold, a)
-    w.sync(a)
+    w.sync_held(hold, a)
     w.equal(seen, data, "downloaded behind an event that was closed")
 
 

@@ -128,8 +128,7 @@ def col3_free_behind_an_event(w: TestContext) -> None:
     event = w.record(q)
     w.wait(theirs, event)
     w.upload(theirs, w.numbers(), x)
-    w.release_held(hold, q, theirs)
-    w.sync(theirs)
+    w.sync_held(hold, theirs, q)
     w.equal(w.get(q, y), w.result(numbers), "read before the other device wrote again")
 
 
@@ -159,8 +158,7 @@ def col3_event_covers_the_launch(w: TestContext) -> None:
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
-    w.release_held(hold, q, event)
-    w.sync(event)
+    w.sync_held(hold, event, q)
     w.put(theirs, x, w.numbers())
     w.equal(w.get(q, y), w.result(numbers), "overwritten when the event was done")
 
@@ -212,8 +210,7 @@ def col4_replay_keeps_its_place(w: TestContext) -> None:
     w.replay(a, graph)
     seen = w.download(a, z)
     event = w.record(a)
-    w.release_held(hold, a, event)
-    w.sync(event)
+    w.sync_held(hold, event, a)
     wanted = w.result(w.result(w.result(numbers)))
     w.equal(seen, wanted, "downloaded behind a replay on two devices")
 

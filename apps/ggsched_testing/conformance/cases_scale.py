@@ -382,6 +382,5 @@ def evt5_closed_while_others_wait(w: TestContext) -> None:
     w.wait(b, event)
     w.copy(b, x, 0, y, 0, NBYTES)
     w.close(event)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(w.get(b, y), data, "copied behind an event that was closed")

@@ -308,8 +308,7 @@ def str6_is_done_does_not_block(w: TestContext) -> None:
     w.require(q.is_done, "a stream without commands is not done")
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.require(q.is_done, "is_done is false after sync")
 
 
@@ -319,8 +318,7 @@ def str6_event_is_done_does_not_block(w: TestContext) -> None:
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
     event = w.record(q)
-    w.release_held(hold, event)
-    w.sync(event)
+    w.sync_held(hold, event)
     w.require(event.is_done, "is_done is false after sync")
 
 

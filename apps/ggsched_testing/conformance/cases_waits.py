@@ -33,8 +33,7 @@ def _after_wait(
     event = w.record(a)
     w.wait(b, event)
     after(b, y, z)
-    w.release_held(hold, b, event)
-    w.sync(b)
+    w.sync_held(hold, b, event)
     w.equal(w.get(b, z), expected, "made behind the wait")
 
 
@@ -79,8 +78,7 @@ def evt2_covers_launches(w: TestContext) -> None:
     w.launch(a, program)
     w.wait(b, w.record(a))
     w.copy(b, y, 0, z, 0, NBYTES)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(w.get(b, z), w.result(numbers), "copied behind a launch")
 
 
@@ -109,8 +107,7 @@ def evt2_holds_uploads(w: TestContext) -> None:
     seen = w.download(a, x)
     w.wait(b, w.record(a))
     w.upload(b, new, x)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.sync(a)
     w.equal(seen, old, "downloaded before the upload that waits")
     w.equal(w.get(b, x), new, "uploaded behind the wait")
@@ -126,8 +123,7 @@ def evt2_holds_downloads(w: TestContext) -> None:
     w.upload(a, data, x)
     w.wait(b, w.record(a))
     seen = w.download(b, x)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(seen, data, "downloaded behind the wait")
 
 
@@ -142,8 +138,7 @@ def evt2_passes_on(w: TestContext) -> None:
     w.wait(b, w.record(a))
     w.wait(c, w.record(b))
     seen = w.download(c, x)
-    w.release_held(hold, b, c)
-    w.sync(c)
+    w.sync_held(hold, c, b)
     w.equal(seen, data, "downloaded behind two waits")
 
 
@@ -160,8 +155,7 @@ def evt2_several_events(w: TestContext) -> None:
         w.wait(c, event)
     seen = w.download(c, x)
     also = w.download(c, y)
-    w.release_held(hold, c)
-    w.sync(c)
+    w.sync_held(hold, c)
     w.equal(seen, first, "downloaded behind the first of two events")
     w.equal(also, second, "downloaded behind the second of two events")
 
@@ -241,8 +235,7 @@ def evt4_other_device(w: TestContext) -> None:
     w.wait(b, w.record(a))
     # A device that takes snapshots would read the host memory at once.
     w.upload(b, data if w.device.facts.snapshots_uploads else through, mine)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(w.get(b, mine), data, "uploaded behind the other device's download")
 
 

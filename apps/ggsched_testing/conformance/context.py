@@ -290,6 +290,11 @@ class TestContext:
         self.still_held(hold, *things)
         hold.release()
 
+    def sync_held(self, hold: Hold, thing: Stream | Event, *others: Stream | Event) -> None:
+        """Insist that things are held, let them go, and wait for the first."""
+        self.release_held(hold, thing, *others)
+        self.sync(thing)
+
     def not_done(self, *things: Stream | Event) -> None:
         """Insist that things are not done, now and for the moment."""
         deadline = monotonic() + self.harness.grace_s
