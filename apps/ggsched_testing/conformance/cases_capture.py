@@ -66,9 +66,7 @@ def cap1_replay_equals_enqueueing(w: TestContext) -> None:
 def cap1_replay_keeps_its_place(w: TestContext) -> None:
     q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.bytes())
-    capture = w.capture(q)
-    w.copy(q, x, 0, y, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
     first, second = w.bytes(), w.bytes()
     hold = w.hold(q)
     w.upload(q, first, x)
@@ -125,9 +123,7 @@ def cap1_graph_of_another_stream(w: TestContext) -> None:
     q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     w.put(q, x, data)
-    capture = w.capture(q)
-    w.copy(q, x, 0, y, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
     if w.device.facts.max_streams > 1:
         w.refused(UsageError, w.replay, w.stream(), graph)
     w.replay(q, graph)
@@ -145,9 +141,7 @@ def cap1_fault_in_a_replay(w: TestContext) -> None:
     w.put(q, table, np.zeros(16, np.float32))
     w.put(q, ids, np.zeros(1, np.int32).view(np.uint8))
     program = w.compile([lookup(table, ids, out)], q)
-    capture = w.capture(q)
-    w.launch(q, program)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.launch(q, program))
     w.replay(q, graph)
     w.sync(q)
     good = w.record(q) if w.device.facts.has_events else None

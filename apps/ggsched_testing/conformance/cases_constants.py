@@ -177,9 +177,7 @@ def lch7_rewritten_between_replays(w: TestContext) -> None:
     c, y = w.buffers(2)
     w.put(q, c, w.numbers())
     program = _program(w, q, ((_constant(c),), _plain(y)))
-    capture = w.capture(q)
-    w.launch(q, program)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.launch(q, program))
     for _ in range(3):
         constant = w.numbers()
         w.put(q, c, constant)

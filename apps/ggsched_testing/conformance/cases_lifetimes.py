@@ -185,9 +185,7 @@ def cap1_long_graphs(w: TestContext) -> None:
 @case("CAP-1", "Each of many replays runs.", "capture")
 def cap1_many_replays(w: TestContext) -> None:
     q, x, y = w.stream(), w.buffer(), w.buffer()
-    capture = w.capture(q)
-    w.copy(q, x, 0, y, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
     lines = len(w.program)
     for i in range(40):
         data = w.bytes()
@@ -265,9 +263,7 @@ def _ours(before: set[threading.Thread]) -> list[threading.Thread]:
 @case("ERR-3", "A closed graph is refused.", "capture")
 def err3_closed_graph(w: TestContext) -> None:
     q, x, data = w.stream(), w.buffer(), w.bytes()
-    capture = w.capture(q)
-    w.upload(q, data, x)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.upload(q, data, x))
     w.close(graph, graph)
     w.refused(UsageError, w.replay, q, graph)
 

@@ -103,9 +103,7 @@ def col2_replays_read_anew(w: TestContext) -> None:
     q, theirs, x, y = _pair(w)
     w.put(theirs, x, w.numbers())
     program = w.compute(q, [(x, 0)], (y, 0))
-    capture = w.capture(q)
-    w.launch(q, program)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.launch(q, program))
     for _ in range(3):
         numbers = w.numbers()
         w.put(theirs, x, numbers)

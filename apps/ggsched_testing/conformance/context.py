@@ -233,6 +233,12 @@ class TestContext:
         """End a capture; the case closes the graph, or the world does."""
         return self._make(capture, "g", "end()", capture.end)
 
+    def captured(self, stream: Stream, enqueue: Callable[[], object]) -> DeviceGraph:
+        """Return a graph of what a call enqueues on a stream."""
+        capture = self.capture(stream)
+        enqueue()
+        return self.end(capture)
+
     def replay(self, stream: Any, graph: DeviceGraph) -> None:
         """Enqueue a graph."""
         self._call(stream, f"replay({self.name(graph)})", lambda: stream.replay(graph))
