@@ -151,7 +151,7 @@ OUTSIDE = ((-1, 4), (NBYTES - 3, 4), (0, NBYTES + 1), (NBYTES + 1, 0), (1 << 40,
 @case("BUF-3", "Uploads and downloads outside the buffer are refused.")
 def buf3_transfers_outside(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     for offset, nbytes in OUTSIDE:
         w.refused(UsageError, w.upload, q, w.bytes(nbytes), x, offset)
         w.refused(UsageError, w.download, q, x, offset, nbytes)
@@ -161,7 +161,7 @@ def buf3_transfers_outside(w: TestContext) -> None:
 @case("BUF-3", "Copies outside either buffer are refused, and negative lengths.")
 def buf3_copies_outside(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     y = w.buffer(4 * NBYTES)
     for offset, nbytes in OUTSIDE:
         w.refused(UsageError, w.copy, q, x, offset, y, 0, nbytes)
@@ -174,7 +174,7 @@ def buf3_copies_outside(w: TestContext) -> None:
 @case("BUF-3", "Operands outside their buffer are refused when they are compiled.", "launch")
 def buf3_operands_outside(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     y = w.buffer()
     count = NBYTES // 4
     for offset in (4, -4, NBYTES):
@@ -186,19 +186,13 @@ def buf3_operands_outside(w: TestContext) -> None:
 @case("BUF-3", "Regions that end where the buffer ends are legal.")
 def buf3_up_to_the_end(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     last = w.bytes(1)
     w.upload(q, last, x, NBYTES - 1)
     w.upload(q, w.bytes(0), x, NBYTES)
     content[-1:] = last
     w.equal(w.get(q, x), content, "after an upload of the last byte")
     w.equal(w.get(q, x, NBYTES, 0), content[:0], "nothing at the end")
-
-
-def _filled(w: TestContext, q: Stream) -> tuple[Buffer, np.ndarray]:
-    x, content = w.buffer(), w.bytes()
-    w.put(q, x, content)
-    return x, content.copy()
 
 
 # --- BUF-4 ------------------------------------------------------------------------------------

@@ -157,8 +157,7 @@ def cpy2_within_a_buffer(w: TestContext) -> None:
 @case("CPY-3", "Source and destination that overlap are refused.")
 def cpy3_overlap(w: TestContext) -> None:
     q = w.stream()
-    x, content = w.buffer(), w.bytes()
-    w.put(q, x, content.copy())
+    x, content = w.filled(q)
     for a, b, n in ((0, 0, NBYTES), (0, 8, 16), (8, 0, 16), (15, 0, 16), (0, 0, 1), (64, 65, 100)):
         w.refused(UsageError, w.copy, q, x, a, x, b, n)
     w.equal(w.get(q, x), content, "after copies that were refused")
@@ -167,8 +166,7 @@ def cpy3_overlap(w: TestContext) -> None:
 @case("CPY-3", "Neighbours do not overlap.")
 def cpy3_neighbours(w: TestContext) -> None:
     q = w.stream()
-    x, content = w.buffer(), w.bytes()
-    w.put(q, x, content.copy())
+    x, content = w.filled(q)
     w.copy(q, x, 0, x, 16, 16)
     w.copy(q, x, 64, x, 48, 16)
     content[16:32] = content[:16].copy()

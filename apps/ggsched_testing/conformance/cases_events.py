@@ -258,9 +258,7 @@ def evt6_record_on_poisoned(w: TestContext) -> None:
 @case("EVT-6", "A stream that waits for a failed event fails.", "events", "fault", "two streams")
 def evt6_waiter_fails(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x = w.buffer()
-    before = w.bytes()
-    w.put(b, x, before)
+    x, _ = w.filled(b)
     make_fail(w, a)
     event = _record_on_poisoned(w, a)
     w.refused(DeviceFault, _wait_and_sync, w, b, event)

@@ -270,6 +270,17 @@ class TestContext:
         self.sync(stream)
         return target
 
+    def filled(self, stream: Stream) -> tuple[Buffer, Bytes]:
+        """Return a buffer of random bytes, and a copy of them."""
+        buffer, data = self.buffer(NBYTES, stream.device), self.bytes()
+        self.put(stream, buffer, data)
+        return buffer, data.copy()
+
+    def works(self, stream: Stream, what: str) -> None:
+        """Insist that a stream moves bytes."""
+        buffer, data = self.filled(stream)
+        self.equal(self.get(stream, buffer), data, what)
+
     def close(self, *things: Any) -> None:
         """Close anything."""
         for thing in things:
