@@ -9,7 +9,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import LABEL, lookup, make_fail
+from ggsched_testing.conformance.faults import LABEL, fails_by_name, lookup, make_fail, recorded
 
 MAX_STREAMS = 5
 
@@ -44,14 +44,11 @@ def _chain(w: TestContext, streams: Sequence[Stream]) -> None:
     _work(w, first, int(w.rng.integers(0, 30)))
     events: list[Event] = []
     for q, after in zip(streams, [*streams[1:], None], strict=True):
-        event = w.event(q.device)
-        with suppress(DeviceFault):  # it is recorded all the same (EVT-6)
-            w.record(q, event)
-        events.append(event)
+        events.append(recorded(w, q))
         if after is not None:
             _work(w, after, int(w.rng.integers(0, 4)))
             with suppress(DeviceFault):
-                w.wait(after, event)
+                w.wait(after, events[-1])
             _work(w, after, int(w.rng.integers(0, 8)))
     things: list[Stream | Event] = [*streams, *events]
     for i in w.rng.permutation(len(things)):
@@ -117,8 +114,7 @@ def col4_failing_peer(w: TestContext) -> None:
         w.put((a, b)[fails], ids[fails], np.array([1000], np.int32).view(np.uint8))
         with suppress(DeviceFault):
             w.replay(a, graph)
-        text = w.refused(DeviceFault, w.sync, a).one_line()
-        w.require(LABEL in text, f"the fault does not name the node: {text}")
+        fails_by_name(w, LABEL, w.sync, a)
         fresh = w.stream(w.other)
         w.works(fresh, "on the peer after a replay failed")
         w.close(graph, a, b, fresh)

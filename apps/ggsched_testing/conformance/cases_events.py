@@ -6,7 +6,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import make_fail
+from ggsched_testing.conformance.faults import make_fail, recorded
 from ggsched_testing.conformance.latch import HostEvent, can_wait_for_host_events
 
 # --- EVT-1 ------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def evt5_closed_before_done(w: TestContext) -> None:
 def evt6_failed_event(w: TestContext) -> None:
     q = w.stream()
     make_fail(w, q)
-    event = _record_on_poisoned(w, q)
+    event = recorded(w, q)
     w.refused(DeviceFault, w.sync, event)
     w.until(lambda: event.is_done, "a failed event is not done")
     w.refused(DeviceFault, w.sync, event)
@@ -260,7 +260,7 @@ def evt6_waiter_fails(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, _ = w.filled(b)
     make_fail(w, a)
-    event = _record_on_poisoned(w, a)
+    event = recorded(w, a)
     w.refused(DeviceFault, _wait_and_sync, w, b, event)
     w.refused(DeviceFault, w.sync, b)
     w.refused(DeviceFault, w.upload, b, w.bytes(), x)
@@ -304,22 +304,13 @@ def evt6_foreign_failure_travels(w: TestContext) -> None:
             event.release(failure)
         with suppress(DeviceFault):
             w.wait(a, event)
-        behind = _record_on_poisoned(w, a)
+        behind = recorded(w, a)
         with suppress(DeviceFault):
             w.wait(b, behind)
         event.release(failure)
         w.refused(DeviceFault, w.sync, behind)
         w.refused(DeviceFault, w.sync, b)
         w.refused(DeviceFault, w.sync, a)
-
-
-def _record_on_poisoned(w: TestContext, q: Stream) -> Event:
-    """Record; the call may raise already, and records the event nevertheless (EVT-6)."""
-    event = w.event(q.device)
-    with suppress(DeviceFault):
-        w.record(q, event)
-    w.require(event.is_recorded, "record on a stream with a fault did not record the event")
-    return event
 
 
 def _wait_and_sync(w: TestContext, q: Stream, event: Event) -> None:

@@ -1,6 +1,7 @@
 """STR, EVT: many commands, streams, events and waits, and work that takes a while."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -9,7 +10,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import lookup, make_fail
+from ggsched_testing.conformance.faults import fails_by_name, lookup, make_fail, recorded
 from ggsched_testing.conformance.latch import HostEvent
 from ggsched_testing.conformance.long_work import Enqueuing, long_launch, seen_by
 
@@ -222,20 +223,13 @@ def evt6_far_behind_a_failure(w: TestContext) -> None:
     # Held where the host need not wait to order copies: the fault comes when all is enqueued.
     holds = [] if w.device.facts.copy_order == "host" else [w.hold(q)]
     label = make_fail(w, q)
-    try:
+    with suppress(DeviceFault):
         for _ in range(60):
             w.upload(q, w.bytes(4), x)
-    except DeviceFault:
-        w.log("the stream knows of the fault by now")
-    event = w.event()
-    try:
-        w.record(q, event)
-    except DeviceFault:
-        w.log("the stream knows of the fault by now")
+    event = recorded(w, q)
     for hold in holds:
         hold.release()
-    error = w.refused(DeviceFault, w.sync, event)
-    w.require(label in error.one_line(), f"the error does not name {label!r}: {error.one_line()}")
+    fails_by_name(w, label, w.sync, event)
 
 
 @case("EVT-6", "Work behind an event does not hide that what is before it failed.", "events",
@@ -247,12 +241,10 @@ def evt6_hidden_by_more_work(w: TestContext) -> None:
         later = _harmless(w, q)
         hold = w.hold(q) if is_held else None
         make_fail(w, q)
-        event = _recorded(w, q)
-        try:
+        event = recorded(w, q)
+        with suppress(DeviceFault):
             for _ in range(4):
                 later()
-        except DeviceFault:
-            w.log("the stream knows of the fault by now")
         if hold is not None:
             hold.release()
         w.refused(DeviceFault, w.sync, event)
@@ -275,10 +267,11 @@ def evt6_failure_travels_far(w: TestContext) -> None:
     count = min(5, w.device.facts.max_streams)
     streams = [w.stream() for _ in range(count)]
     make_fail(w, streams[0])
-    last = _recorded(w, streams[0])
+    last = recorded(w, streams[0])
     for q in streams[1:]:
-        _wait(w, q, last)
-        last = _recorded(w, q)
+        with suppress(DeviceFault):
+            w.wait(q, last)
+        last = recorded(w, q)
     w.refused(DeviceFault, w.sync, last)
     for q in streams[1:]:
         w.refused(DeviceFault, w.sync, q)
@@ -294,28 +287,13 @@ def evt6_each_failure_counts(w: TestContext) -> None:
         w.upload(good, w.bytes(), x)
         events = [w.record(good), w.record(good)]
         make_fail(w, bad)
-        events.insert(place, _recorded(w, bad))
+        events.insert(place, recorded(w, bad))
         for event in events:
-            _wait(w, q, event)
+            with suppress(DeviceFault):
+                w.wait(q, event)
         hold.release()
         w.refused(DeviceFault, w.sync, q)
         w.close(good, bad, q)
-
-
-def _recorded(w: TestContext, q: Stream) -> Event:
-    event = w.event(q.device)
-    try:
-        w.record(q, event)
-    except DeviceFault:
-        w.log("the stream knows of the fault by now")
-    return event
-
-
-def _wait(w: TestContext, q: Stream, event: Event) -> None:
-    try:
-        w.wait(q, event)
-    except DeviceFault:
-        w.log("the stream knows of the fault by now")
 
 
 # --- work that takes a while ------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Making a command that is accepted and fails later (ERR-2, EVT-6)."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.protocols import Buffer, Stream
+from ggsched.backend.protocols import Buffer, Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched.ir.dtype import F32, I32
 from ggsched_testing.conformance.latch import HostEvent, can_wait_for_host_events
@@ -41,6 +42,21 @@ def make_fail(w: "TestContext", stream: Stream) -> str:
     w.log("the event of another backend fails")
     event.release(DeviceFault("made to fail", where="elsewhere"))
     return "wait"
+
+
+def fails_by_name(w: "TestContext", label: str, call: Callable[..., object], *args: Any) -> None:
+    """Insist that a call raises a fault that names what has failed."""
+    text = w.refused(DeviceFault, call, *args).one_line()
+    w.require(label in text, f"the fault does not name {label!r}: {text}")
+
+
+def recorded(w: "TestContext", stream: Stream) -> Event:
+    """Return an event behind a failure; the record may raise, and records nevertheless (EVT-6)."""
+    event = w.event(stream.device)
+    with suppress(DeviceFault):
+        w.record(stream, event)
+    w.require(event.is_recorded, "record on a stream with a fault did not record the event")
+    return event
 
 
 def bad_rows(w: "TestContext", stream: Stream) -> str:
