@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
@@ -49,13 +49,8 @@ def lch1_strided_result(w: TestContext) -> None:
 
 
 def _strided(w: TestContext, x: Buffer, y: Buffer) -> BoundNode:
-    op = w.exact
     source = Operand(x, 0, 64, F32, (4, 4), (16, 4))
-    result = Operand(y, 32, 3 * 32 + 16, F32, (4, 4), (32, 4))
-    inputs = [source] * op.arity + ([result] if op.through else [])
-    return BoundNode(
-        0, op.name, tuple(inputs), result, full_params(op.name, op.params), f"n0 {op.name}"
-    )
+    return w.node(0, [source], Operand(y, 32, 3 * 32 + 16, F32, (4, 4), (32, 4)))
 
 
 @case("LCH-1", "Every op that is declared writes its result only, and all of it.")

@@ -145,16 +145,17 @@ class TestContext:
     def compute(
         self, stream: Stream, inputs: Sequence[Place], out: Place, count: int = COUNT
     ) -> Program:
-        """Compile the exact op over vectors; operands that are missing repeat the first."""
+        """Compile the exact op over vectors; see ``node``."""
+        operands = [vector(*place, count) for place in inputs]
+        return self.compile([self.node(0, operands, vector(*out, count))], stream)
+
+    def node(self, number: int, inputs: Sequence[Operand], out: Operand) -> BoundNode:
+        """Return a node of the exact op; operands that are missing repeat the last."""
         op = self.exact
-        operands = [vector(*(inputs[min(i, len(inputs) - 1)]), count) for i in range(op.arity)]
-        result = vector(*out, count)
-        if op.through:
-            operands.append(result)
-        node = BoundNode(
-            0, op.name, tuple(operands), result, full_params(op.name, op.params), f"n0 {op.name}"
-        )
-        return self.compile([node], stream)
+        operands = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
+        operands += [out] * op.through
+        params, label = full_params(op.name, op.params), f"n{number} {op.name}"
+        return BoundNode(number, op.name, tuple(operands), out, params, label)
 
     def result(self, *inputs: Floats) -> Floats:
         """Return what the exact op makes of host numbers."""
@@ -424,7 +425,7 @@ class TestContext:
         return f"{node.op} {', '.join(map(place, node.inputs))} > {place(node.output)}"
 
 
-def vector(buffer: Buffer, offset: int, count: int) -> Operand:
+def vector(buffer: Buffer, offset: int = 0, count: int = COUNT) -> Operand:
     """Return an f32 vector in a buffer."""
     return Operand(buffer, offset, 4 * count, F32, (count,), (4,))
 
