@@ -8,7 +8,7 @@ import numpy as np
 from ggsched.backend.protocols import Buffer
 from ggsched.errors import OutOfDeviceMemory
 from ggsched_testing.conformance.case import case
-from ggsched_testing.conformance.cases_buffers import is_freed
+from ggsched_testing.conformance.cases_buffers import is_freed, made_after
 from ggsched_testing.conformance.context import NBYTES, TestContext
 from ggsched_testing.conformance.long_work import Enqueuing
 
@@ -165,13 +165,11 @@ def buf2_freed_under_a_replay(w: TestContext) -> None:
         hold = w.hold(q)
         w.replay(q, graph)
         if is_freed(w, x):
-            made = [(w.buffer(), w.bytes()) for _ in range(4)]
-            for buffer, data in made:
-                w.put(free, buffer, data)
+            made = made_after(w, free, 4)
             hold.release()
             w.until(lambda q=q: q.is_done, f"{w.name(q)} is not done")  # type: ignore[misc]
             seen = w.get(free, y)
-            for buffer, data in made:
+            for buffer, data in made.items():
                 w.equal(w.get(free, buffer), data, "a buffer made after the close")
                 leaked = reads and np.array_equal(seen, data)
                 w.require(not leaked, "the replay has read a buffer that was made after the close")

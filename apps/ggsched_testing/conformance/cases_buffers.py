@@ -131,16 +131,22 @@ def is_freed(w: TestContext, buffer: Buffer) -> bool:
 def _others_survive(w: TestContext, hold: Hold, q: Stream) -> list[Bytes]:
     """Insist that buffers made now keep their content when the held work has run; return it."""
     free = w.stream()
-    others, content = [], []
-    for _ in range(8):
-        others.append(w.buffer())
-        content.append(w.bytes())
-        w.put(free, others[-1], content[-1])
+    made = made_after(w, free, 8)
     hold.release()
     w.until(lambda: q.is_done, f"{w.name(q)} is not done")
-    for buffer, data in zip(others, content, strict=True):
+    for buffer, data in made.items():
         w.equal(w.get(free, buffer), data, "a buffer made after the close")
-    return content
+    return list(made.values())
+
+
+def made_after(w: TestContext, q: Stream, count: int) -> dict[Buffer, Bytes]:
+    """Return buffers that are made when another one was closed, and what they hold."""
+    made: dict[Buffer, Bytes] = {}
+    for _ in range(count):
+        buffer, data = w.buffer(), w.numbers().view(np.uint8)
+        w.put(q, buffer, data)
+        made[buffer] = data.copy()
+    return made
 
 
 # --- BUF-3 ------------------------------------------------------------------------------------

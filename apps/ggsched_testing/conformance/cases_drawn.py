@@ -13,7 +13,6 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched.ir.dtype import F32, I32
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.case import case
-from ggsched_testing.conformance.cleanup import Hold
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.conformance.traffic import MAX_HELD, Lane, Traffic
 
@@ -60,15 +59,14 @@ def evt2_drawn_exchanges(w: TestContext) -> None:
     for largest, steps in ((MIB + 5, 24), (16 * KIB + 1, 100), (64, 240)):
         streams = _streams(w)
         traffic = Traffic(w, streams, largest, 6 * largest)
-        holds: list[Hold] = []
         for i in range(w.draws(steps, steps // 2)):
             if i % (MAX_HELD // 6) == 0:
-                _release(holds)
-                holds.append(w.hold(streams[int(w.rng.integers(len(streams)))]))
+                w.release()
+                w.hold(streams[int(w.rng.integers(len(streams)))])
             one, two = (traffic.lanes[k] for k in w.rng.permutation(len(streams))[:2])
             traffic.step(one)
             traffic.exchange(one, two)
-        _release(holds)
+        w.release()
         traffic.check(f"{steps} exchanges between {len(streams)} streams")
         w.close(*streams)
 
@@ -101,12 +99,6 @@ def evt2_drawn_launches(w: TestContext) -> None:
 def _streams(w: TestContext) -> list[Stream]:
     most = min(MAX_STREAMS, w.device.facts.max_streams)
     return [w.stream() for _ in range(int(w.rng.integers(2, most + 1)))]
-
-
-def _release(holds: list[Hold]) -> None:
-    for hold in holds:
-        hold.release()
-    holds.clear()
 
 
 # --- memory between the host and a device -----------------------------------------------------

@@ -8,12 +8,12 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F32, dtype_by_name
+from ggsched.ir.dtype import BF16, F32
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import COUNT, NBYTES, TestContext
-from ggsched_testing.conformance.draws import graphs_with, is_declared
+from ggsched_testing.conformance.draws import declared_types, graphs_with, is_declared
 from ggsched_testing.conformance.oprun import prepare, run
 from ggsched_testing.generators.values import DrawnGraph, values_for
 
@@ -225,14 +225,13 @@ def lch5_scratch_is_apart(w: TestContext) -> None:
         other = {name: np.flip(v).copy() for name, v in values.items()}
         expected = [run(w, a, graph, values)[1], run(w, a, graph, other)[1]]
         ready = [prepare(w, a, graph, values), prepare(w, b, graph, other)]
-        w.sync(a)
-        w.sync(b)
-        holds = [w.hold(a), w.hold(b)]
+        for q in (a, b):
+            w.sync(q)
+            w.hold(q)
         for _ in range(4):
             for p in ready:
                 w.launch(p.stream, p.program)
-        for hold in holds:
-            hold.release()
+        w.release()
         tid = graph.outputs[0]
         for p, bytes_alone in zip(ready, expected, strict=True):
             seen = p.output(w.get(p.stream, p.arena), tid)
@@ -258,11 +257,8 @@ def lch5_programs_of_one_stream(w: TestContext) -> None:
 
 def _one_of_each(w: TestContext) -> Iterator[DrawnGraph]:
     """Yield a graph for each op and type that the device declares."""
-    for key in sorted(w.device.facts.ops):
-        op, colon, dtype = key.partition(":")
-        if not colon or "." in op:  # libraries have tests of their own
-            continue
-        for drawn in graphs_with(op, dtype_by_name(dtype), 3, w.rng):
+    for op, dtype in declared_types(w.device.facts):
+        for drawn in graphs_with(op, dtype, 3, w.rng):
             if is_declared(drawn.graph, w.device.facts):
                 yield drawn
                 break

@@ -12,7 +12,7 @@ from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import UsageError
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.case import case
-from ggsched_testing.conformance.cases_buffers import is_freed
+from ggsched_testing.conformance.cases_buffers import is_freed, made_after
 from ggsched_testing.conformance.cases_failed_waits import Closing
 from ggsched_testing.conformance.context import NBYTES, TestContext
 from ggsched_testing.conformance.exact import exact_op
@@ -92,7 +92,7 @@ def _use_and_free(
         USES[other](w, free, x, z)
     w.sync(free)
     if is_freed(w, x):
-        secrets = _made_after(w, free)
+        secrets = made_after(w, free, 4)
         hold.release()
         w.until(lambda: q.is_done, f"{w.name(q)} is not done")
         seen = shown if shown is not None else w.get(free, y)
@@ -109,15 +109,6 @@ def _use_and_free(
     w.close(q, free)
 
 
-def _made_after(w: TestContext, q: Stream) -> dict[Buffer, Bytes]:
-    made: dict[Buffer, Bytes] = {}
-    for _ in range(4):
-        buffer, data = w.buffer(), w.numbers().view(np.uint8)
-        w.put(q, buffer, data)
-        made[buffer] = data.copy()
-    return made
-
-
 @case("BUF-2", "Nor when the stream that uses it is closed.", "foreign wait", "latch", "async",
       "two streams")  # fmt: skip
 def buf2_freed_behind_a_closed_stream(w: TestContext) -> None:
@@ -130,7 +121,7 @@ def buf2_freed_behind_a_closed_stream(w: TestContext) -> None:
     closing.has_ended()
     made: dict[Buffer, Bytes] = {}
     if is_freed(w, x):
-        made = _made_after(w, free)
+        made = made_after(w, free, 4)
     hold.release()
     closing.finish()
     if behind is not None:

@@ -103,14 +103,13 @@ def str4_many_streams(w: TestContext) -> None:
     streams = [w.stream() for _ in range(count)]
     x, data = w.buffer(4 * count), w.bytes(4)
     held = {0, *map(int, w.rng.integers(0, count - 1, 2))} - {count - 1}
-    holds = [w.hold(streams[i]) for i in held]
     for i in held:
+        w.hold(streams[i])
         w.upload(streams[i], data, x, 4 * i)
     for i in set(range(count)) - held:
         w.put(streams[i], x, data, 4 * i)
     w.not_done(*(streams[i] for i in held))
-    for hold in holds:
-        hold.release()
+    w.release()
     for i in held:
         w.sync(streams[i])
 
@@ -220,15 +219,14 @@ def evt4_many_foreign_events(w: TestContext) -> None:
 @case("EVT-6", "An event far behind a failure has failed.", "events", "fault")
 def evt6_far_behind_a_failure(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()
-    # Held where the host need not wait to order copies: the fault comes when all is enqueued.
-    holds = [] if w.device.facts.copy_order == "host" else [w.hold(q)]
+    if w.device.facts.copy_order != "host":  # the fault comes when all is enqueued
+        w.hold(q)
     label = make_fail(w, q)
     with suppress(DeviceFault):
         for _ in range(60):
             w.upload(q, w.bytes(4), x)
     event = recorded(w, q)
-    for hold in holds:
-        hold.release()
+    w.release()
     fails_by_name(w, label, w.sync, event)
 
 
