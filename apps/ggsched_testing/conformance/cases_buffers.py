@@ -78,12 +78,8 @@ def buf1_alignment(w: TestContext) -> None:
 # --- BUF-2 ------------------------------------------------------------------------------------
 
 
-@case(
-    "BUF-2",
-    "Memory freed under an upload is not handed out before that is done.",
-    "latch",
-    "two streams",
-)
+@case("BUF-2", "Memory freed under an upload is not handed out before that is done.", "latch",
+      "two streams")  # fmt: skip
 def buf2_freed_under_an_upload(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()
     w.put(q, x, w.bytes())
@@ -204,11 +200,8 @@ def buf3_up_to_the_end(w: TestContext) -> None:
 # --- BUF-4 ------------------------------------------------------------------------------------
 
 
-@case(
-    "BUF-4",
-    "A host view shows what the stream wrote, and the stream what the host wrote.",
-    "host memory",
-)
+@case("BUF-4", "A host view shows what the stream wrote, and the stream what the host wrote.",
+      "host memory")  # fmt: skip
 def buf4_view_is_the_memory(w: TestContext) -> None:
     q = w.stream()
     x, data, mine = w.buffer(), w.bytes(), w.bytes()

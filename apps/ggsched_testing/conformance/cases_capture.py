@@ -41,12 +41,8 @@ def replayed_when_released(
 # --- CAP-1 ------------------------------------------------------------------------------------
 
 
-@case(
-    "CAP-1",
-    "A graph that is replayed does what its commands did, on the same regions.",
-    "capture",
-    "launch",
-)
+@case("CAP-1", "A graph that is replayed does what its commands did, on the same regions.",
+      "capture", "launch")  # fmt: skip
 def cap1_replay_equals_enqueueing(w: TestContext) -> None:
     q, (x, y, z) = w.stream(), w.buffers(3)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -80,13 +76,8 @@ def cap1_replay_keeps_its_place(w: TestContext) -> None:
     w.equal(again, second, "downloaded behind the second replay")
 
 
-@case(
-    "CAP-1",
-    "All streams of a capture fork from the first and are joined to it.",
-    "capture",
-    "events",
-    "two streams",
-)
+@case("CAP-1", "All streams of a capture fork from the first and are joined to it.", "capture",
+      "events", "two streams")  # fmt: skip
 def cap1_streams_fork_and_join(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y, z = w.buffers(3)
@@ -96,9 +87,8 @@ def cap1_streams_fork_and_join(w: TestContext) -> None:
         replayed_when_released(w, a, graph, x, z, "made by the second stream of a graph")
 
 
-@case(
-    "CAP-1", "A capture begun on a held stream has nothing of what came before.", "capture", "latch"
-)
+@case("CAP-1", "A capture begun on a held stream has nothing of what came before.", "capture",
+      "latch")  # fmt: skip
 def cap1_begun_while_held(w: TestContext) -> None:
     q, (x, y) = w.stream(), w.buffers(2)
     before, first, second = w.bytes(), w.bytes(), w.bytes()
@@ -223,13 +213,8 @@ def cap2_given_up(w: TestContext) -> None:
     w.equal(w.get(q, y), data, "copied after a capture that was given up")
 
 
-@case(
-    "CAP-2",
-    "An event that was recorded in a capture is of no use outside.",
-    "capture",
-    "events",
-    "two streams",
-)
+@case("CAP-2", "An event that was recorded in a capture is of no use outside.", "capture",
+      "events", "two streams")  # fmt: skip
 def cap2_event_of_a_capture(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)

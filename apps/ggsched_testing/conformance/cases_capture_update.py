@@ -41,9 +41,8 @@ def _renewed(w: TestContext, capture: Capture, graph: DeviceGraph) -> DeviceGrap
     return made
 
 
-@case(
-    "CAP-4", "An updated graph uses other buffers, and those that it had are left alone.", "update"
-)
+@case("CAP-4", "An updated graph uses other buffers, and those that it had are left alone.",
+      "update")  # fmt: skip
 def cap4_other_buffers(w: TestContext) -> None:
     q = w.stream()
     x, y, z, v = w.buffers(4)

@@ -39,13 +39,8 @@ def lch7_behind_held_work(w: TestContext) -> None:
     w.equal(w.get(q, z), expected, "the result of what held work writes, and of a constant")
 
 
-@case(
-    "LCH-7",
-    "Beside a constant, what another stream writes is seen behind its event.",
-    "launch",
-    "events",
-    "two streams",
-)
+@case("LCH-7", "Beside a constant, what another stream writes is seen behind its event.",
+      "launch", "events", "two streams")  # fmt: skip
 def lch7_behind_an_event(w: TestContext) -> None:
     q, r = w.stream(), w.stream()
     c, source, x, y = w.buffers(4)

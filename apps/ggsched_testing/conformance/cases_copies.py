@@ -10,12 +10,8 @@ from ggsched_testing.conformance.context import NBYTES, TestContext
 # --- CPY-1 ------------------------------------------------------------------------------------
 
 
-@case(
-    "CPY-1",
-    "A copy is not ordered after other streams' work on its buffers.",
-    "latch",
-    "two streams",
-)
+@case("CPY-1", "A copy is not ordered after other streams' work on its buffers.", "latch",
+      "two streams")  # fmt: skip
 def cpy1_not_after_others(w: TestContext) -> None:
     held, q = w.stream(), w.stream()
     x, y = w.buffers(2)
@@ -31,12 +27,8 @@ def cpy1_not_after_others(w: TestContext) -> None:
     w.sync_held(hold, held)
 
 
-@case(
-    "CPY-1",
-    "A copy runs on its own stream, behind what was enqueued there.",
-    "latch",
-    "two streams",
-)
+@case("CPY-1", "A copy runs on its own stream, behind what was enqueued there.", "latch",
+      "two streams")  # fmt: skip
 def cpy1_on_its_own_stream(w: TestContext) -> None:
     held, free = w.stream(), w.stream()
     x, y = w.buffers(2)
@@ -60,9 +52,8 @@ def cpy1_from_the_other_device(w: TestContext) -> None:
     _between(w, w.other, w.device)
 
 
-@case(
-    "CPY-1", "A copy is held by its own stream, and not by the other side's.", "peer copy", "latch"
-)
+@case("CPY-1", "A copy is held by its own stream, and not by the other side's.", "peer copy",
+      "latch")  # fmt: skip
 def cpy1_held_by_its_own_stream(w: TestContext) -> None:
     mine, theirs = w.stream(w.device), w.stream(w.other)
     x, y = w.buffer(), w.buffer(NBYTES, w.other)

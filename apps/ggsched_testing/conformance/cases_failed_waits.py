@@ -21,11 +21,8 @@ _UNTOUCHED = 0xA5
 # --- ERR-2 ------------------------------------------------------------------------------------
 
 
-@case(
-    "ERR-2",
-    "Nothing behind a failed wait for another backend's event takes effect.",
-    "foreign wait",
-)
+@case("ERR-2", "Nothing behind a failed wait for another backend's event takes effect.",
+      "foreign wait")  # fmt: skip
 def err2_nothing_behind_a_failed_wait(w: TestContext) -> None:
     _behind_a_failed_wait(w, is_early=True)
     if can_wait_for_host_events(w.device):
@@ -61,13 +58,8 @@ def _behind_a_failed_wait(w: TestContext, *, is_early: bool) -> None:
     w.close(fresh)
 
 
-@case(
-    "ERR-2",
-    "Nor does what another stream does behind an event that is recorded there.",
-    "foreign wait",
-    "async",
-    "two streams",
-)
+@case("ERR-2", "Nor does what another stream does behind an event that is recorded there.",
+      "foreign wait", "async", "two streams")  # fmt: skip
 def err2_nothing_behind_its_events(w: TestContext) -> None:
     a, b, event = w.stream(), w.stream(), _foreign_event(w)
     x, numbers = w.buffer(), w.numbers()

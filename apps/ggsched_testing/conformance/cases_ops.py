@@ -104,11 +104,8 @@ def _text(drawn: DrawnGraph) -> str:
 CASES: Final = tuple(_op_case(op) for op in OPS)
 
 
-@case(
-    "LCH-3",
-    "An id out of range fails the launch; it never reads or writes elsewhere.",
-    "op get_rows",
-)
+@case("LCH-3", "An id out of range fails the launch; it never reads or writes elsewhere.",
+      "op get_rows")  # fmt: skip
 def lch3_ids_out_of_range(w: TestContext) -> None:
     q = w.stream()
     bad_rows(w, q)

@@ -144,10 +144,8 @@ def col3_free_behind_the_host(w: TestContext) -> None:
         w.equal(w.get(q, y), w.result(numbers), "overwritten when the launch was complete")
 
 
-@case(
-    "COL-3", "An event behind the launch is not done before it.", "peer reads", "launch",
-    "events", "latch",
-)  # fmt: skip
+@case("COL-3", "An event behind the launch is not done before it.", "peer reads", "launch",
+      "events", "latch")  # fmt: skip
 def col3_event_covers_the_launch(w: TestContext) -> None:
     q, theirs, x, y = _pair(w)
     numbers = w.numbers()

@@ -151,9 +151,8 @@ def evt5_many_later_events(w: TestContext) -> None:
     w.sync(q)
 
 
-@case(
-    "EVT-2", "Of many waits each one holds, the last one too.", "events", "latch", "three streams"
-)
+@case("EVT-2", "Of many waits each one holds, the last one too.", "events", "latch",
+      "three streams")  # fmt: skip
 def evt2_many_waits(w: TestContext) -> None:
     for count, place in ((12, 11), (24, int(w.rng.integers(8, 24))), (120, 119)):
         a, b, q = w.stream(), w.stream(), w.stream()
