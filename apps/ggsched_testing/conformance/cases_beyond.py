@@ -203,10 +203,8 @@ def buf5_launches_see_host_writes(w: TestContext) -> None:
 def evt5_closed_beside_others(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     for closed in range(3):
-        x, y, data = w.buffer(), w.buffer(), w.bytes()
-        w.put(a, x, w.bytes())
-        hold = w.hold(a)
-        w.upload(a, data, x)
+        y = w.buffer()
+        x, data, hold = w.uploading(a)
         events = [w.record(a) for _ in range(3)]
         w.close(events.pop(closed))
         w.not_done(*events)

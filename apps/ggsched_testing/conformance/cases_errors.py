@@ -56,10 +56,8 @@ def err1_stream_as_before(w: TestContext) -> None:
 
 @case("ERR-1", "A refusal among commands that are held leaves those alone.", "latch")
 def err1_refusal_among_commands(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q, y = w.stream(), w.buffer()
+    x, data, hold = w.uploading(q)
     w.refused(UsageError, w.copy, q, x, 0, y, 1, NBYTES)
     w.copy(q, x, 0, y, 0, NBYTES)
     w.release_held(hold, q)

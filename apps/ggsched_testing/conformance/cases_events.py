@@ -37,10 +37,8 @@ def evt1_covers_the_last_command(w: TestContext) -> None:
 
 @case("EVT-1", "An event covers uploads, copies and downloads before it.", "events")
 def evt1_covers_copies(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q, y = w.stream(), w.buffer()
+    x, data, hold = w.uploading(q)
     w.copy(q, x, 0, y, 0, NBYTES)
     seen = w.download(q, y)
     event = w.record(q)
@@ -51,10 +49,7 @@ def evt1_covers_copies(w: TestContext) -> None:
 @case("EVT-1", "An event covers launches before it.", "events", "launch", "two streams")
 def evt1_covers_launches(w: TestContext) -> None:
     q, reader = w.stream(), w.stream()
-    x, y = w.buffers(2)
-    numbers = w.numbers()
-    w.put(q, x, numbers)
-    program = w.compute(q, [(x, 0)], (y, 0))
+    _, y, numbers, program = w.computation(q)
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
@@ -203,10 +198,8 @@ def evt5_done_is_visible(w: TestContext) -> None:
 
 @case("EVT-5", "A timeout of an event's sync changes nothing.", "events", "latch")
 def evt5_timeout(w: TestContext) -> None:
-    q, x = w.stream(), w.buffer()
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q = w.stream()
+    x, data, hold = w.uploading(q)
     seen = w.download(q, x)
     event = w.record(q)
     for limit in (0.0, 0.002):
@@ -218,10 +211,7 @@ def evt5_timeout(w: TestContext) -> None:
 @case("EVT-5", "Closing an event that is not done is legal and stops nobody.", "events", "latch")
 def evt5_closed_before_done(w: TestContext) -> None:
     a = w.stream()
-    x = w.buffer()
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     event = w.record(a)
     w.wait(a, event)
     w.close(event)

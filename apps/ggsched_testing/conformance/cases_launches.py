@@ -94,10 +94,8 @@ def lch1_launched_often(w: TestContext) -> None:
 
 @case("LCH-1", "A program may be closed as soon as its launch is enqueued.", "launch")
 def lch1_program_closed_early(w: TestContext) -> None:
-    q, (x, y, z) = w.stream(), w.buffers(3)
-    numbers = w.numbers()
-    w.put(q, x, numbers)
-    program = w.compute(q, [(x, 0)], (y, 0))
+    q, z = w.stream(), w.buffer()
+    x, y, numbers, program = w.computation(q)
     hold = w.hold(q)
     w.launch(q, program)
     w.close(program)
@@ -208,10 +206,7 @@ def lch4_same_bytes_in_company(w: TestContext) -> None:
 @case("LCH-5", "A program is refused by every stream but its own.", "launch", "two streams")
 def lch5_program_of_another_stream(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x, y = w.buffers(2)
-    numbers = w.numbers()
-    w.put(a, x, numbers)
-    program = w.compute(a, [(x, 0)], (y, 0))
+    _, y, numbers, program = w.computation(a)
     w.refused(UsageError, w.launch, b, program)
     w.order(a)
     w.launch(a, program)

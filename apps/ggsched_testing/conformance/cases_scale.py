@@ -349,10 +349,8 @@ def evt2_long_launch(w: TestContext) -> None:
 @case("EVT-5", "Closing an event lets no other stream go.", "events", "latch", "two streams")
 def evt5_closed_while_others_wait(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x, y, data = w.buffer(), w.buffer(), w.bytes()
-    w.put(a, x, w.bytes())
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    y = w.buffer()
+    x, data, hold = w.uploading(a)
     event = w.record(a)
     w.wait(b, event)
     w.copy(b, x, 0, y, 0, NBYTES)

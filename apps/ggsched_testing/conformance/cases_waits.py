@@ -116,10 +116,7 @@ def evt2_holds_uploads(w: TestContext) -> None:
 @case("EVT-2", "A wait holds downloads.", "events", "two streams")
 def evt2_holds_downloads(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x, _ = w.filled(a)
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     w.wait(b, w.record(a))
     seen = w.download(b, x)
     w.sync_held(hold, b)
@@ -129,10 +126,7 @@ def evt2_holds_downloads(w: TestContext) -> None:
 @case("EVT-2", "Waits pass on what the other stream waited for.", "events", "three streams")
 def evt2_passes_on(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
-    x, _ = w.filled(a)
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     w.wait(b, w.record(a))
     w.wait(c, w.record(b))
     seen = w.download(c, x)
@@ -161,10 +155,7 @@ def evt2_several_events(w: TestContext) -> None:
 @case("EVT-2", "One event can be waited for by several streams.", "events", "three streams")
 def evt2_several_waiters(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
-    x, _ = w.filled(a)
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     event = w.record(a)
     w.wait(b, event)
     w.wait(c, event)
@@ -207,10 +198,8 @@ def evt2_done_event(w: TestContext) -> None:
 
 @case("EVT-2", "A stream may wait for its own event; it puts every queue in order.", "events")
 def evt2_own_event(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q, y = w.stream(), w.buffer()
+    x, data, hold = w.uploading(q)
     w.wait(q, w.record(q))
     w.copy(q, x, 0, y, 0, NBYTES)
     hold.release()

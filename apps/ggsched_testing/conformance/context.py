@@ -149,6 +149,13 @@ class TestContext:
         operands = [vector(*place, count) for place in inputs]
         return self.compile([self.node(0, operands, vector(*out, count))], stream)
 
+    def computation(self, stream: Stream) -> tuple[Buffer, Buffer, Floats, Program]:
+        """Return an operand, a result, what the operand holds, and the program."""
+        operand, result = self.buffers(2)
+        numbers = self.numbers()
+        self.put(stream, operand, numbers)
+        return operand, result, numbers, self.compute(stream, [(operand, 0)], (result, 0))
+
     def node(self, number: int, inputs: Sequence[Operand], out: Operand) -> BoundNode:
         """Return a node of the exact op; operands that are missing repeat the last."""
         op = self.exact
@@ -325,6 +332,12 @@ class TestContext:
             if monotonic() >= deadline:
                 return
             _pause()
+
+    def uploading(self, stream: Stream) -> tuple[Buffer, Bytes, Hold]:
+        """Return a buffer, what a stream uploads to it when it is no longer held, and the hold."""
+        (buffer, _), data, hold = self.filled(stream), self.bytes(), self.hold(stream)
+        self.upload(stream, data, buffer)
+        return buffer, data, hold
 
     # --- checking ----------------------------------------------------------------------------
 
