@@ -10,7 +10,7 @@ from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import UsageError
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import LABEL, fails_by_name, lookup
+from ggsched_testing.conformance.faults import LABEL, compiled_lookup, fails_by_name
 
 
 def captured_by_way_of(
@@ -127,10 +127,7 @@ def cap1_fault_in_a_replay(w: TestContext) -> None:
     if "get_rows:f32" not in w.device.facts.ops:
         return
     q = w.stream()
-    table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
-    w.put(q, table, np.zeros(16, np.float32))
-    w.put(q, ids, np.zeros(1, np.int32).view(np.uint8))
-    program = w.compile([lookup(table, ids, out)], q)
+    ids, _, program = compiled_lookup(w, q, np.zeros(16, np.float32), 0)
     graph = w.captured(q, lambda: w.launch(q, program))
     w.replay(q, graph)
     w.sync(q)

@@ -18,6 +18,14 @@ def _program(w: TestContext, q: Stream, *works: tuple[Sequence[Operand], Operand
     return w.compile([w.node(i, *work) for i, work in enumerate(works)], q)
 
 
+def _launch_while_held(w: TestContext, q: Stream, *programs: Program) -> None:
+    hold = w.hold(q)
+    for program in programs:
+        w.launch(q, program)
+    w.pause()  # for a device that reads too much too early
+    hold.release()
+
+
 @case("LCH-7", "Beside a constant, what earlier launches write is seen as they leave it.", "launch")
 def lch7_behind_held_work(w: TestContext) -> None:
     q = w.stream()
@@ -29,11 +37,7 @@ def lch7_behind_held_work(w: TestContext) -> None:
     produce = w.compute(q, [(source, 0)], (x, 0))
     alone, both = ((_constant(c),), vector(y)), ((vector(x), _constant(c)), vector(z))
     program = _program(w, q, alone, both)
-    hold = w.hold(q)
-    w.launch(q, produce)
-    w.launch(q, program)
-    w.pause()  # for a device that reads too much too early
-    hold.release()
+    _launch_while_held(w, q, produce, program)
     w.equal(w.get(q, y), w.result(constant), "the result of a constant, behind held work")
     expected = w.result(w.result(new), constant)
     w.equal(w.get(q, z), expected, "the result of what held work writes, and of a constant")
@@ -74,11 +78,7 @@ def lch7_beside_in_one_buffer(w: TestContext) -> None:
     operands = vector(both, 0, half), _constant(both, NBYTES // 2, half)
     program = _program(w, q, (operands, vector(y, 0, half)))
     for _ in range(2):
-        hold = w.hold(q)
-        w.launch(q, produce)
-        w.launch(q, program)
-        w.pause()
-        hold.release()
+        _launch_while_held(w, q, produce, program)
         expected = w.result(w.result(new), constant)
         w.equal(w.get(q, y, 0, NBYTES // 2), expected, "the result of both halves of a buffer")
         new = w.numbers(half)
@@ -145,11 +145,7 @@ def lch7_no_longer_constant(w: TestContext) -> None:
     w.close(before)
     produce = w.compute(q, [(source, 0)], (c, 0))
     after = _program(w, q, ((vector(c),), vector(y)))
-    hold = w.hold(q)
-    w.launch(q, produce)
-    w.launch(q, after)
-    w.pause()
-    hold.release()
+    _launch_while_held(w, q, produce, after)
     w.equal(w.get(q, y), w.result(w.result(new)), "the result of what was a constant before")
 
 

@@ -9,7 +9,13 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import LABEL, fails_by_name, lookup, make_fail, recorded
+from ggsched_testing.conformance.faults import (
+    LABEL,
+    compiled_lookup,
+    fails_by_name,
+    make_fail,
+    recorded,
+)
 
 MAX_STREAMS = 5
 
@@ -93,14 +99,8 @@ def col4_failing_peer(w: TestContext) -> None:
         return
     for fails in (0, 1):
         a, b = w.stream(), w.stream(w.other)
-        programs, ids, rows = [], [], w.numbers(16)
-        outs = [w.buffer(16, q.device) for q in (a, b)]
-        for q, out in zip((a, b), outs, strict=True):
-            table, chosen = w.buffer(64, q.device), w.buffer(4, q.device)
-            w.put(q, table, rows)
-            w.put(q, chosen, np.array([1], np.int32).view(np.uint8))
-            ids.append(chosen)
-            programs.append(w.compile([lookup(table, chosen, out)], q))
+        rows = w.numbers(16)
+        ids, outs, programs = zip(*(compiled_lookup(w, q, rows, 1) for q in (a, b)), strict=True)
         capture = w.capture(a, b)
         w.wait(b, w.record(a))
         for q, program in zip((a, b), programs, strict=True):

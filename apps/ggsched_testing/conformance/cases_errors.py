@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, GgschedError, UsageError
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import fails_by_name, lookup, make_fail
+from ggsched_testing.conformance.faults import compiled_lookup, fails_by_name, make_fail
 from ggsched_testing.conformance.rules import BrokenRule
 
 # --- ERR-1 ------------------------------------------------------------------------------------
@@ -130,11 +128,8 @@ def err2_other_lookups_go_on(w: TestContext) -> None:
     if w.device.facts.max_streams < 2 or "get_rows:f32" not in w.device.facts.ops:
         return
     q, other = w.stream(), w.stream()
-    table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
     rows = w.numbers(16)
-    w.put(other, table, rows)
-    w.put(other, ids, np.array([2], np.int32).view(np.uint8))
-    program = w.compile([lookup(table, ids, out)], other)
+    _, out, program = compiled_lookup(w, other, rows, 2)
     make_fail(w, q)
     w.refused(DeviceFault, w.sync, q)
     w.launch(other, program)

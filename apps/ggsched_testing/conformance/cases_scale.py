@@ -10,7 +10,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import fails_by_name, lookup, make_fail, recorded
+from ggsched_testing.conformance.faults import compiled_lookup, fails_by_name, make_fail, recorded
 from ggsched_testing.conformance.latch import HostEvent
 from ggsched_testing.conformance.long_work import Enqueuing, long_launch, seen_by
 
@@ -249,13 +249,10 @@ def evt6_hidden_by_more_work(w: TestContext) -> None:
 
 def _harmless(w: TestContext, stream: Stream) -> Callable[[], None]:
     """Return what enqueues a command; one that might have failed as well, if there is one."""
-    out = w.buffer(16)
     if "get_rows:f32" not in w.device.facts.ops:
+        out = w.buffer(16)
         return lambda: w.upload(stream, w.bytes(16), out)
-    table, ids = w.buffer(64), w.buffer(4)
-    w.put(stream, table, np.zeros(16, np.float32).view(np.uint8))
-    w.put(stream, ids, np.zeros(1, np.int32).view(np.uint8))
-    program = w.compile([lookup(table, ids, out)], stream)
+    _, _, program = compiled_lookup(w, stream, np.zeros(16, np.float32), 0)
     return lambda: w.launch(stream, program)
 
 
