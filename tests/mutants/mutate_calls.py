@@ -7,6 +7,7 @@ import numpy as np
 
 from ggsched.backend.arrays import Array, bind_host
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseProgram, BaseStream
+from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Body, Command
 from ggsched.backend.protocols import Event, Stream
@@ -130,6 +131,13 @@ def give_back_on_close(buffer: BaseBuffer, pool: list[Any]) -> BaseBuffer:
 
     buffer.close = give_back  # type: ignore[method-assign]
     return buffer
+
+
+def is_replayed(stream: BaseStream, graph: Any) -> bool:
+    """Whether a stream enqueues a graph, and neither refuses nor captures it."""
+    stream._require_usable()
+    is_its_own = isinstance(graph, RecordedGraph) and graph.stream is stream
+    return is_its_own and not stream.sink.is_capturing
 
 
 def streams_beside(stream: BaseStream) -> list[BaseStream]:

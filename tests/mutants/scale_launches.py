@@ -94,72 +94,76 @@ class LargeOperandsAreUsedUp(MutatedCalls):
 # --- LCH-3 ------------------------------------------------------------------------------------
 
 
-@breaks("LCH-3", "A product adds up the first 1024 terms.", CPU)
-class LongSumsAreCut(MutatedCalls):
-    """One thread block for each element, and one term for each thread."""
+class _Again(MutatedCalls):
+    """Computes some nodes once more, in another way."""
+
+    ops: tuple[str, ...] = ()
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        found = [
-            n
-            for n in nodes
-            if n.op == "mul_mat" and n.inputs[0].dtype is F32 and n.inputs[0].shape[-1] > 1024
-        ]
+        """Compute them again."""
+        found = [n for n in nodes if n.op in self.ops and 0 not in n.output.shape]
+        if not found:
+            return nothing
+        if any(n.inputs[0] == n.output for n in found):
+            return nothing  # what it read is gone
 
         def again() -> None:
             for n in found:
-                a, b = bind_host(n.inputs[0]), bind_host(n.inputs[1])
-                if a.ndim == 2:
-                    bind_host(n.output)[...] = b[..., :1024] @ a[:, :1024].T
+                self.again(n)
 
         return again
+
+    def again(self, node: BoundNode) -> None:
+        """Compute one."""
+        raise NotImplementedError
+
+
+@breaks("LCH-3", "A product adds up the first 1024 terms.", CPU)
+class LongSumsAreCut(_Again):
+    """One thread block for each element, and one term for each thread."""
+
+    ops = ("mul_mat",)
+
+    def again(self, node: BoundNode) -> None:
+        weight = node.inputs[0]
+        if weight.dtype is F32 and weight.shape[-1] > 1024 and len(weight.shape) == 2:
+            a, b, out = (bind_host(o) for o in (*node.inputs, node.output))
+            out[...] = b[..., :1024] @ a[:, :1024].T
 
 
 @breaks("LCH-3", "The sum of a row of more than 1024 elements is that of the first 1024.", CPU)
-class LongRowsAreCut(MutatedCalls):
+class LongRowsAreCut(_Again):
     """The same for reductions."""
 
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        found = [n for n in nodes if n.op == "sum_rows" and n.inputs[0].shape[-1] > 1024]
+    ops = ("sum_rows",)
 
-        def again() -> None:
-            for n in found:
-                x = bind_host(n.inputs[0])[..., :1024]
-                np.sum(x, -1, keepdims=True, out=bind_host(n.output))
-
-        return again
+    def again(self, node: BoundNode) -> None:
+        if node.inputs[0].shape[-1] > 1024:
+            x = bind_host(node.inputs[0])[..., :1024]
+            np.sum(x, -1, keepdims=True, out=bind_host(node.output))
 
 
 @breaks("LCH-3", "Of more than 512 elements in a row, the first 512 are sorted.", CPU)
-class LongRowsAreSortedInPart(MutatedCalls):
+class LongRowsAreSortedInPart(_Again):
     """A sorting network of that size."""
 
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        outs = outputs_of([n for n in nodes if n.op == "argsort" and n.output.shape[-1] > 512])
+    ops = ("argsort",)
 
-        def undo() -> None:
-            for out in outs:
-                out[..., 512:] = np.arange(512, out.shape[-1])
-
-        return undo
+    def again(self, node: BoundNode) -> None:
+        if node.output.shape[-1] > 512:
+            bind_host(node.output)[..., 512:] = np.arange(512, node.output.shape[-1])
 
 
 @breaks("LCH-3", "Row numbers are taken in eight bits.", CPU)
-class RowNumbersOf8Bits(MutatedCalls):
+class RowNumbersOf8Bits(_Again):
     """Row 256 is row 0."""
 
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        found = [
-            n
-            for n in nodes
-            if n.op == "get_rows" and n.inputs[0].dtype is F32 and len(n.inputs[0].shape) == 2
-        ]
+    ops = ("get_rows",)
 
-        def again() -> None:
-            for n in found:
-                table, ids = bind_host(n.inputs[0]), bind_host(n.inputs[1])
-                bind_host(n.output)[...] = table[ids % 256]
-
-        return again
+    def again(self, node: BoundNode) -> None:
+        if node.inputs[0].dtype is F32 and len(node.inputs[0].shape) == 2:
+            table, ids, out = (bind_host(o) for o in (*node.inputs, node.output))
+            out[...] = table[ids % 256]
 
 
 # --- LCH-5, LCH-7 -----------------------------------------------------------------------------
@@ -251,30 +255,6 @@ class SixteenthReplayIsLost(BaseStream):
 
 
 # --- ranks ------------------------------------------------------------------------------------
-
-
-class _Again(MutatedCalls):
-    """Computes some nodes once more, in another way."""
-
-    ops: tuple[str, ...] = ()
-
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Compute them again."""
-        found = [n for n in nodes if n.op in self.ops and 0 not in n.output.shape]
-        if not found:
-            return nothing
-        if any(n.inputs[0] == n.output for n in found):
-            return nothing  # what it read is gone
-
-        def again() -> None:
-            for n in found:
-                self.again(n)
-
-        return again
-
-    def again(self, node: BoundNode) -> None:
-        """Compute one."""
-        raise NotImplementedError
 
 
 @breaks("LCH-3", "A factor with one row in the middle of four axes is taken for a whole one.", CPU)

@@ -1,6 +1,6 @@
 """Siblings of other mutants: the same mistakes in uses, ops and counts that are seldom tried."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any
 
@@ -8,8 +8,6 @@ import numpy as np
 
 from ggsched.backend.arrays import bind_host
 from ggsched.backend.base import BaseDevice, BaseEvent, BaseProgram, BaseStream
-from ggsched.backend.capture import DeviceGraph
-from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.program import BoundNode
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -17,7 +15,7 @@ from tests.mutants.baselines import CPU
 from tests.mutants.behind import _SomeRun
 from tests.mutants.lifetimes import _CountingPool
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, bytes_of, nothing
+from tests.mutants.mutate_calls import Action, Around, bytes_of, is_replayed, nothing
 from tests.mutants.racing import MOMENT_S
 from tests.mutants.scale_launches import _Again
 
@@ -75,13 +73,8 @@ class ThirdLaunchInFlightIsLost(BaseStream):
 class ReplaysShareOneSlot(BaseStream):
     """The stream has a place for one graph."""
 
-    def replay(self, graph: DeviceGraph) -> None:
-        self._require_usable()
-        if (
-            not isinstance(graph, RecordedGraph)
-            or graph.stream is not self
-            or self.sink.is_capturing
-        ):
+    def replay(self, graph: Any) -> None:
+        if not is_replayed(self, graph):
             super().replay(graph)
             return
         kept = self.__dict__
@@ -156,48 +149,45 @@ class LaterIdsAreWrittenUnchecked(_LaterIds):
 # --- values and ranks -------------------------------------------------------------------------
 
 
+class _Overflows(_Again):
+    """Its results are NaN where operands are large."""
+
+    overflows: Callable[[Any], Any]
+
+    def again(self, node: BoundNode) -> None:
+        bind_host(node.output)[self.overflows(bind_host(node.inputs[0]))] = np.nan
+
+
 @breaks("LCH-3", "sigmoid of numbers far below zero is NaN.", CPU)
-class SigmoidOverflows(_Again):
+class SigmoidOverflows(_Overflows):
     """Infinity divided by infinity."""
 
     ops = ("sigmoid",)
-
-    def again(self, node: BoundNode) -> None:
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[x < -89] = np.nan
+    overflows = staticmethod(lambda x: x < -89)
 
 
 @breaks("LCH-3", "tanh of large numbers is NaN.", CPU)
-class TanhOverflows(_Again):
+class TanhOverflows(_Overflows):
     """It is made of two exponentials."""
 
     ops = ("tanh",)
-
-    def again(self, node: BoundNode) -> None:
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[abs(x) > 45] = np.nan
+    overflows = staticmethod(lambda x: abs(x) > 45)
 
 
 @breaks("LCH-3", "gelu of large numbers is NaN.", CPU)
-class GeluOverflows(_Again):
+class GeluOverflows(_Overflows):
     """The cube overflows, or the exponential does."""
 
     ops = ("gelu",)
-
-    def again(self, node: BoundNode) -> None:
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[abs(x) > 1e13] = np.nan
+    overflows = staticmethod(lambda x: abs(x) > 1e13)
 
 
 @breaks("LCH-3", "soft_max does not subtract the largest element.", CPU)
-class SoftMaxOverflows(_Again):
+class SoftMaxOverflows(_Overflows):
     """It is the same for small numbers."""
 
     ops = ("soft_max",)
-
-    def again(self, node: BoundNode) -> None:
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[(np.isfinite(x) & (x > 89)).any(-1)] = np.nan
+    overflows = staticmethod(lambda x: (np.isfinite(x) & (x > 89)).any(-1))
 
 
 @breaks("LCH-3", "In sub and div, a term of lower rank is repeated along the last axis.", CPU)
