@@ -11,7 +11,7 @@ from ggsched.errors import DeviceFault, GgschedError, UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.errors import _GoesOn
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, ChangedWaits
+from tests.mutants.mutate_calls import ChangedWaits
 
 # --- ERR-2: the error objects -----------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class FirstFailureOnly(ChangedWaits):
 
     waits = 0
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         wait, first = event.waiter(self.device.event_timeout_s), self.waits == 0
         self.waits += 1
 

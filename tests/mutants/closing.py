@@ -11,7 +11,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, ChangedWaits, is_replayed, nothing, streams_beside
+from tests.mutants.mutate_calls import ChangedWaits, is_replayed, nothing, streams_beside
 
 # --- events -----------------------------------------------------------------------------------
 
@@ -20,11 +20,11 @@ from tests.mutants.mutate_calls import Action, ChangedWaits, is_replayed, nothin
 class ClosedEventLetsWaitersGo(ChangedWaits):
     """Its semaphore is signalled, so that nobody hangs."""
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         return _until_done_or(event, lambda: event._is_closed)
 
 
-def _until_done_or(event: BaseEvent, is_over: Callable[[], bool]) -> Action:
+def _until_done_or(event: BaseEvent, is_over: Callable[[], bool]) -> Callable[[], None]:
     progress, position = event._progress, event._position
     assert progress is not None
 
@@ -39,7 +39,7 @@ def _until_done_or(event: BaseEvent, is_over: Callable[[], bool]) -> Action:
 class ClosedStreamLetsWaitersGo(ChangedWaits):
     """Its events go with it."""
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         owner = next((s for s in streams_beside(self) if s.progress is event._progress), self)
         return _until_done_or(event, lambda: owner.is_closed)
 

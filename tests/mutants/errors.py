@@ -12,7 +12,7 @@ from ggsched_testing.sim import SimDevice, SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, ChangedWaits, streams_beside
+from tests.mutants.mutate_calls import ChangedWaits, streams_beside
 
 LOOK_S: Final = 1e-4
 
@@ -182,7 +182,7 @@ class FailureClearsBuffers(_GoesOn):
 class WaiterDoesNotLookTwice(ChangedWaits):
     """It asks how the work ended before it waits for the end."""
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         wait = event.waiter(self.device.event_timeout_s)
 
         def until_ended() -> None:

@@ -70,7 +70,7 @@ class ChangedWaits(BaseStream):
         else:
             super().wait(event)
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         """Return what the stream does in its turn."""
         raise NotImplementedError
 

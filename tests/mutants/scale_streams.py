@@ -11,7 +11,7 @@ from ggsched.backend.protocols import Event
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, ChangedWaits, share_queue, streams_beside
+from tests.mutants.mutate_calls import ChangedWaits, share_queue, streams_beside
 
 LOOK_S = 1e-4
 
@@ -265,7 +265,7 @@ class EventMarksTheBeginning(_SeesBeginnings):
 class WaitSeesTheBeginning(_SeesBeginnings, ChangedWaits):
     """The wait is over when the other queue is empty."""
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         position = event._position
         owner: Any = next(s for s in streams_beside(self) if s.progress is event._progress)
         return lambda: owner.await_begun(position, 1.0)

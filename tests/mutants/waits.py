@@ -10,7 +10,7 @@ from ggsched_testing.sim import SimDevice, SimEvent, SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_APART, SIM_BARRIER
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, ChangedWaits
+from tests.mutants.mutate_calls import ChangedWaits
 from tests.mutants.streams import SHORT_S
 
 # --- EVT-2 ------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class WaitIgnored(BaseStream):
 class FallbackForgotToWait(ChangedWaits):
     """It polls for a millisecond."""
 
-    def waiting_for(self, event: BaseEvent) -> Action:
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         def look() -> None:
             deadline = monotonic() + 0.001
             while not event.is_done and monotonic() < deadline:

@@ -62,7 +62,7 @@ def col1_drawn_rows(w: TestContext) -> None:
         w.wait(q, w.record(theirs))
         w.order(q)
         out = w.buffer(4 * count * width)
-        w.launch(q, w.compile([lookup(*held, out, rows, width, count)], q))
+        w.launch(q, w.compile([lookup(held[0], held[1], out, rows, width, count)], q))
         w.equal(w.get(q, out), table[ids], f"{count} of {rows} rows of {width} elements")
 
 
