@@ -50,7 +50,6 @@ class NegativeRowsAreRead(_Forgiving):
     op = "get_rows"
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Index as Python does."""
         table, _, out = arrays
         if ids.min() >= 0 or ids.max() >= table.shape[0] or table.ndim != 2:
             return False
@@ -65,7 +64,6 @@ class RowBehindTheLastIsRead(_Forgiving):
     op = "get_rows"
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Take the id that is one too large."""
         table, _, out = arrays
         if ids.min() < 0 or ids.max() != table.shape[0] or table.ndim != 2:
             return False
@@ -80,7 +78,6 @@ class FirstIdIsChecked(_Forgiving):
     op = "get_rows"
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Clamp the others."""
         table, _, out = arrays
         rows, flat = table.shape[0], ids.reshape(-1)
         if table.ndim != 2 or not 0 <= flat[0] < rows:
@@ -97,7 +94,6 @@ class NegativeRowsAreWritten(_Forgiving):
     ids_at = 2
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Write as Python does."""
         _, src, _, out = arrays
         if ids.min() >= 0 or ids.max() >= out.shape[0]:
             return False
@@ -113,7 +109,6 @@ class RowsThatAreNotThereAreIgnored(_Forgiving):
     ids_at = 2
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Write the others."""
         _, src, _, out = arrays
         good = (ids >= 0) & (ids < out.shape[0])
         out[ids[good]] = src[good]
@@ -128,7 +123,6 @@ class MissingExpertIsTheLast(_Forgiving):
     ids_at = 2
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Leave zeros."""
         arrays[-1][...] = 0
         return True
 
@@ -141,7 +135,6 @@ class MissingBiasIsNothing(_Forgiving):
     ids_at = 2
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Copy the first operand."""
         arrays[-1][...] = arrays[0]
         return True
 
@@ -153,7 +146,6 @@ class LargeNegativeIdsWrap(_Forgiving):
     op = "get_rows"
 
     def instead(self, arrays: Sequence[Array], ids: Array) -> bool:
-        """Take the lowest bits of the smallest number there is."""
         table, _, out = arrays
         if ids.min() != np.iinfo(np.int32).min or table.ndim != 2:
             return False

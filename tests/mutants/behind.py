@@ -11,6 +11,7 @@ from ggsched.errors import DeviceFault, GgschedError, UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.errors import _GoesOn
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import ChangedWaits
 
 # --- ERR-2: the error objects -----------------------------------------------------------------
 
@@ -20,7 +21,6 @@ class OneErrorObject(BaseStream):
     """It is kept, and grows a longer traceback each time."""
 
     def sync(self, timeout_s: float) -> None:
-        """Raise what was raised before."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -32,7 +32,6 @@ class FaultWithoutCause(BaseStream):
     """Its text is all that is left."""
 
     def sync(self, timeout_s: float) -> None:
-        """Cut the cause off."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -44,7 +43,6 @@ class CausesPileUp(BaseStream):
     """Each report is caused by the one before."""
 
     def sync(self, timeout_s: float) -> None:
-        """Chain the last report."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -102,7 +100,6 @@ class ReplaysRunBehindAFailure(_SomeRun):
     """The graph is a queue of its own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a replay."""
         return type(command).__name__ == "_Replay"
 
 
@@ -111,7 +108,6 @@ class DownloadsRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a download."""
         return command == "download"
 
 
@@ -122,7 +118,6 @@ class FailureEndsAfterAWhile(_GoesOn):
     dropped = 0
 
     def follow(self, work: Callable[[], None]) -> None:
-        """Drop a hundred."""
         self.dropped += 1
         if self.dropped > 99:
             work()
@@ -138,7 +133,6 @@ class FailureTravelsOnce(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Forgive a failed wait."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -146,7 +140,6 @@ class FailureTravelsOnce(BaseEvent):
                 raise
 
     def waiter(self, timeout_s: float) -> Callable[[], None]:
-        """Forgive it to streams as well."""
         wait = super().waiter(timeout_s)
 
         def forgiving() -> None:
@@ -160,17 +153,12 @@ class FailureTravelsOnce(BaseEvent):
 
 
 @breaks("EVT-6", "Of several events waited for, a failure of the first counts.", CPU)
-class FirstFailureOnly(BaseStream):
+class FirstFailureOnly(ChangedWaits):
     """The status of the others is not looked at."""
 
     waits = 0
 
-    def wait(self, event: Event) -> None:
-        """Look at the first."""
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         wait, first = event.waiter(self.device.event_timeout_s), self.waits == 0
         self.waits += 1
 
@@ -178,7 +166,7 @@ class FirstFailureOnly(BaseStream):
             with suppress(*() if first else (DeviceFault,)):
                 wait()
 
-        self._submit("wait for an event", until_ended)
+        return until_ended
 
 
 # --- ERR-1 ------------------------------------------------------------------------------------
@@ -189,7 +177,6 @@ class RefusedWaitHolds(BaseStream):
     """It was put on the list before the event was looked at."""
 
     def wait(self, event: Event) -> None:
-        """Remember what was refused."""
         try:
             super().wait(event)
         except UsageError:
@@ -209,7 +196,6 @@ class RefusedLaunchSpoilsTheProgram(BaseStream):
     """Its arguments are set before its stream is looked at."""
 
     def launch(self, program: Any) -> None:
-        """Forget the body of a program that was refused."""
         try:
             super().launch(program)
         except UsageError:
@@ -224,7 +210,6 @@ class RefusedRecordIsKept(BaseStream):
     """On the stream of another device it is marked, and then refused."""
 
     def record(self, event: Event) -> None:
-        """Mark events that are refused."""
         try:
             super().record(event)
         except UsageError:

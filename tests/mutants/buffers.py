@@ -15,6 +15,7 @@ from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched_testing.sim import SimBuffer, SimDevice
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import give_back_on_close
 
 # --- BUF-1 ------------------------------------------------------------------------------------
 
@@ -24,7 +25,6 @@ class LengthsRoundedUp(BaseDevice):
     """The caller sees more than was requested."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Allocate whole pages."""
         return super().allocate(nbytes if nbytes < 0 else -(-nbytes // 64) * 64)
 
 
@@ -33,7 +33,6 @@ class BuffersOverlap(BaseDevice):
     """A pool that is off by a word."""
 
     def acquire_memory(self, nbytes: int) -> Any:
-        """Cut a piece of a common block."""
         kept = self.__dict__
         if nbytes > 4096:
             return super().acquire_memory(nbytes)
@@ -49,7 +48,6 @@ class OutOfMemoryForGood(BaseDevice):
     """One failure breaks the allocator."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Refuse after the first failure."""
         if self.__dict__.get("is_exhausted"):
             raise self._out_of_memory(nbytes)
         try:
@@ -64,7 +62,6 @@ class PlainMemoryError(BaseDevice):
     """It lets the error of its library through."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Pass on what a library would raise."""
         try:
             return super().allocate(nbytes)
         except OutOfDeviceMemory as error:
@@ -77,11 +74,9 @@ class MemoryLeaks(SimDevice):
 
     @property
     def free_nbytes(self) -> int:
-        """What was never handed out."""
         return self.facts.memory_nbytes - int(self.__dict__.get("given", 0))
 
     def allocate(self, nbytes: int) -> SimBuffer:
-        """Count for good."""
         buffer = super().allocate(nbytes)
         self.__dict__["given"] = int(self.__dict__.get("given", 0)) + nbytes
         return buffer
@@ -102,15 +97,7 @@ class _Pool(BaseDevice):
         else:
             pool[:] = [m for m in pool if m is not found]
             made = self._register(BaseBuffer(self, nbytes, found))
-        memory, close = made.memory, made.close
-
-        def give_back() -> None:
-            if not made.is_closed:
-                pool.append(memory)
-            close()
-
-        made.close = give_back  # type: ignore[method-assign]
-        return made
+        return give_back_on_close(made, pool)
 
     def may_reuse(self) -> bool:
         """Whether nobody uses what is in the pool."""
@@ -127,7 +114,6 @@ class PoolAsksTheWrongStream(_Pool):
     """Reuse before the last reader is done."""
 
     def may_reuse(self) -> bool:
-        """Whether a stream is idle."""
         return any(s.progress.done >= s.progress.enqueued for s in self._streams)
 
 
@@ -136,7 +122,6 @@ class PoolCountsAllocations(_Pool):
     """By then it will surely be over."""
 
     def may_reuse(self) -> bool:
-        """Whether two allocations were made since."""
         count = int(self.__dict__.get("asked", 0)) + 1
         self.__dict__["asked"] = count
         return count > 2
@@ -147,7 +132,6 @@ class SimFreedMemoryIsHandedOut(SimDevice):
     """The same without threads, so that any order can be had."""
 
     def allocate(self, nbytes: int) -> SimBuffer:
-        """Give the bytes of a closed buffer to a new one."""
         buffer = super().allocate(nbytes)
         closed: dict[int, Any] = self.__dict__.setdefault("closed", {})
         if nbytes in closed:
@@ -170,7 +154,6 @@ class UploadIsClipped(BaseStream):
     """It writes what there is room for."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Clip at both ends."""
         offset = min(max(offset, 0), buffer.nbytes)
         super().upload(source[: buffer.nbytes - offset], buffer, offset)
 
@@ -180,7 +163,6 @@ class NegativeOffsetsCountFromTheEnd(BaseStream):
     """As in Python."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Wrap around."""
         start = offset % buffer.nbytes if buffer.nbytes and offset < 0 else offset
         super().download(buffer, min(start, max(0, buffer.nbytes - target.nbytes)), target)
 
@@ -190,7 +172,6 @@ class CopyIsClipped(BaseStream):
     """Each end is clipped."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Clip at both ends."""
         a, b = (min(max(o, 0), x.nbytes) for o, x in ((src_offset, src), (dst_offset, dst)))
         fits = min(nbytes, src.nbytes - a, dst.nbytes - b)
         super().copy(src, a, dst, b, max(0, fits))
@@ -201,7 +182,6 @@ class OperandsAreMoved(BaseDevice):
     """compile does not look."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Move what is outside."""
         return super().compile([_inside(node) for node in nodes], stream)
 
 
@@ -217,7 +197,6 @@ class NegativeOperandsAreMoved(BaseDevice):
     """An unsigned offset would not have come so far."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Move what has a negative offset."""
         early = [n for n in nodes if any(o.offset < 0 for o in (*n.inputs, n.output))]
         return super().compile([_inside(n) if n in early else n for n in nodes], stream)
 
@@ -227,7 +206,6 @@ class OutsideIsAFault(BaseStream):
     """The call is accepted, and the stream poisoned."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Check later."""
         self._require_usable()
         checks.check_host_memory(source, "upload")
         memory = writable_memory(buffer)
@@ -247,7 +225,6 @@ class HostViewIsACopy(BaseBuffer):
     """Neither side sees what the other one writes."""
 
     def host_view(self) -> HostMemory:
-        """Copy."""
         view: HostMemory = np.array(self.memory).data
         return view
 
@@ -257,7 +234,6 @@ class HostViewIsCached(BaseBuffer):
     """A cache that nobody empties."""
 
     def host_view(self) -> HostMemory:
-        """Return the first copy again."""
         if "view" not in self.__dict__:
             self.__dict__["view"] = np.array(self.memory)
         view: HostMemory = self.__dict__["view"].data
@@ -269,7 +245,6 @@ class HostViewIsTooLong(BaseBuffer):
     """It shows the padding, too."""
 
     def host_view(self) -> HostMemory:
-        """Add some padding."""
         longer = np.zeros(self.nbytes + 64, np.uint8)
         longer[: self.nbytes] = self.memory
         view: HostMemory = longer.data
@@ -281,7 +256,6 @@ class ViewOfDeviceMemory(SimBuffer):
     """It gives out what nobody may touch."""
 
     def host_view(self) -> HostMemory:
-        """Return the bytes."""
         if self.is_closed:
             raise UsageError("the buffer is closed")
         view: HostMemory = self.array.data

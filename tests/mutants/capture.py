@@ -22,7 +22,6 @@ class OneReplayOnly(BaseStream):
     """The list is used up."""
 
     def replay(self, graph: DeviceGraph) -> None:
-        """Take the calls away."""
         super().replay(graph)
         if isinstance(graph, RecordedGraph):
             graph._calls = ()
@@ -33,7 +32,6 @@ class ReplayAtOnce(BaseStream):
     """It is not enqueued."""
 
     def replay(self, graph: DeviceGraph) -> None:
-        """Run the calls on the caller's thread."""
         self._require_usable()
         if not isinstance(graph, RecordedGraph) or graph.stream is not self:
             super().replay(graph)
@@ -46,7 +44,6 @@ class GraphOfAnyStream(BaseStream):
     """Whose it is is not looked at."""
 
     def replay(self, graph: DeviceGraph) -> None:
-        """Take it for its own."""
         if isinstance(graph, RecordedGraph):
             graph.stream = self
         super().replay(graph)
@@ -57,7 +54,6 @@ class FirstStreamOnly(BaseDevice):
     """The others are captured, and left out of the graph."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Throw away what belongs to the others."""
         capture = super().begin_capture(streams)
         for stream in streams[1:]:
             other: Any = stream
@@ -96,7 +92,6 @@ class CaptureRuns(BaseDevice):
     """They are written down as well."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Run each call when it is added."""
         capture = super().begin_capture(streams)
         add = capture.add
 
@@ -113,7 +108,6 @@ class SyncInACapture(BaseStream):
     """It waits for what was enqueued before."""
 
     def sync(self, timeout_s: float) -> None:
-        """Leave the capture for a moment."""
         sink, self.sink = self.sink, EAGER
         try:
             super().sync(timeout_s)
@@ -126,7 +120,6 @@ class OutsideWaitTaken(BaseStream):
     """The graph waits for nobody."""
 
     def wait(self, event: Event) -> None:
-        """Forget it."""
         if self.sink.is_capturing and event.is_recorded:
             return
         super().wait(event)
@@ -137,7 +130,6 @@ class RefusalEndsTheCapture(BaseStream):
     """The first error is the last."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Abort where an argument is wrong."""
         try:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
         except Exception:
@@ -153,7 +145,6 @@ class UploadOfTheCapture(BaseStream):
     """The source is copied."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Read the source now."""
         if self.sink.is_capturing:
             checks.check_upload(self.device, source, buffer, offset)
             source = memoryview(bytes(source))
@@ -165,7 +156,6 @@ class SourceIsReadOnce(BaseStream):
     """The staging block is filled once."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Keep what the first replay read."""
         if not self.sink.is_capturing:
             super().upload(source, buffer, offset)
             return
@@ -186,7 +176,6 @@ class DownloadOfTheCapture(BaseStream):
     """The caller's target is filled by the first replay only."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Write elsewhere after the first time."""
         if not self.sink.is_capturing:
             super().download(buffer, offset, target)
             return

@@ -44,8 +44,6 @@ class UpdateKeepsTheOld(BaseDevice):
     """The addresses are those of the first capture."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Put the old calls back."""
-
         def keep(update: EndInto, graph: Any) -> str:
             calls = getattr(graph, "_calls", None)
             why = update(graph)
@@ -60,8 +58,6 @@ class UpdateAddsToTheOld(BaseDevice):
     """Nothing is taken out."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Append."""
-
         def add(update: EndInto, graph: Any) -> str:
             calls = graph._calls if isinstance(graph, RecordedGraph) else ()
             why = update(graph)
@@ -76,7 +72,6 @@ class UpdateReachesBack(BaseDevice):
     """A replay looks into its graph when it runs."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Return graphs of that kind."""
         capture = super().begin_capture(streams)
         end = capture.end
         capture.end = lambda: graft(end(), _LateGraph)  # type: ignore[method-assign]
@@ -112,8 +107,6 @@ class RefusalEmptiesTheGraph(BaseDevice):
     """It releases the old commands before it looks at the new ones."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Refuse, and empty it."""
-
         def harm(capture: RecordedCapture, graph: Any) -> None:
             capture.stop()
             graph._calls = ()
@@ -126,8 +119,6 @@ class RefusalLosesTheCapture(BaseDevice):
     """A new graph has nothing in it."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Refuse, and forget."""
-
         def harm(capture: RecordedCapture, graph: Any) -> None:
             capture.stop()
             capture._calls.clear()
@@ -140,7 +131,6 @@ class RefusalGoesOn(BaseDevice):
     """Only ``end`` and ``abort`` stop a capture."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Refuse, and write down what comes."""
         return _refusing(super().begin_capture(streams), lambda capture, graph: None)
 
 
@@ -149,8 +139,6 @@ class AnyGraphIsUpdated(BaseDevice):
     """Whose it is is not looked at."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Take it for the capture's own."""
-
         def take(update: EndInto, graph: Any) -> str:
             graph.stream = streams[0]
             return update(graph)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseProgram, BaseStream
-from ggsched.backend.capture import DeviceGraph
 from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.program import BoundNode
 from ggsched.backend.program_body import Command
@@ -12,69 +11,50 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import nothing, streams_beside
+from tests.mutants.mutate_calls import ChangedWaits, is_replayed, nothing, streams_beside
 
 # --- events -----------------------------------------------------------------------------------
 
 
 @breaks("EVT-5", "Closing an event before it is done lets go who waits for it.", CPU)
-class ClosedEventLetsWaitersGo(BaseStream):
+class ClosedEventLetsWaitersGo(ChangedWaits):
     """Its semaphore is signalled, so that nobody hangs."""
 
-    def wait(self, event: Event) -> None:
-        """Wait until it is done or closed."""
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
-        progress, position = event._progress, event._position
-        assert progress is not None
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
+        return _until_done_or(event, lambda: event._is_closed)
 
-        def hold() -> None:
-            while not event._is_closed and not progress.wait_for(position, 1e-3):
-                pass
 
-        self._submit("wait for an event", hold)
+def _until_done_or(event: BaseEvent, is_over: Callable[[], bool]) -> Callable[[], None]:
+    progress, position = event._progress, event._position
+    assert progress is not None
+
+    def hold() -> None:
+        while not is_over() and not progress.wait_for(position, 1e-3):
+            pass
+
+    return hold
 
 
 @breaks("ERR-3", "Closing a stream lets go who waits for its events.", CPU)
-class ClosedStreamLetsWaitersGo(BaseStream):
+class ClosedStreamLetsWaitersGo(ChangedWaits):
     """Its events go with it."""
 
-    def wait(self, event: Event) -> None:
-        """Wait until the event is done or its stream is closed."""
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
-        progress, position = event._progress, event._position
-        assert progress is not None
-        owner = next((s for s in streams_beside(self) if s.progress is progress), self)
-
-        def hold() -> None:
-            while not owner.is_closed and not progress.wait_for(position, 1e-3):
-                pass
-
-        self._submit("wait for an event", hold)
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
+        owner = next((s for s in streams_beside(self) if s.progress is event._progress), self)
+        return _until_done_or(event, lambda: owner.is_closed)
 
 
 @breaks("ERR-3", "Events of a stream that was closed are done.", CPU)
-class EventsOfClosedStreamsAreDone(BaseDevice):
+class EventsOfClosedStreamsAreDone(BaseEvent):
     """They look at the stream, and there is none."""
 
-    def create_event(self) -> BaseEvent:
-        """Return an event that looks whether its stream is closed."""
-        device = self
+    __slots__ = ()
 
-        class Looks(BaseEvent):
-            __slots__ = ()
-
-            @property
-            def is_done(self) -> bool:
-                owner = next((s for s in device._streams if s.progress is self._progress), None)
-                return super().is_done or (owner is not None and owner.is_closed)
-
-        return Looks(self)
+    @property
+    def is_done(self) -> bool:
+        streams: Any = getattr(self.device, "_streams")  # noqa: B009
+        owner = next((s for s in streams if s.progress is self._progress), None)
+        return super().is_done or (owner is not None and owner.is_closed)
 
 
 @breaks("ERR-3", "Events of a stream that was closed cannot be waited for.", CPU)
@@ -82,7 +62,6 @@ class EventsOfClosedStreamsRaise(BaseStream):
     """They are taken for closed as well."""
 
     def wait(self, event: Event) -> None:
-        """Refuse them."""
         if isinstance(event, BaseEvent) and event.is_recorded:
             for stream in streams_beside(self):
                 if stream.is_closed and stream.progress is event._progress:
@@ -98,7 +77,6 @@ class ThreadsOutliveTheirStreams(BaseStream):
     """Nothing makes it end."""
 
     def close(self) -> None:
-        """Mark the stream as closed."""
         self.is_closed = True
         self.device.__dict__.setdefault("kept", []).append(self)
 
@@ -108,7 +86,6 @@ class ClosedStreamsCount(BaseDevice):
     """After as many as are declared, there are none."""
 
     def create_stream(self) -> BaseStream:
-        """Count all that were made."""
         made = self.__dict__["made"] = int(self.__dict__.get("made", 0)) + 1
         if made > self.facts.max_streams:
             raise UsageError("no more streams", where=self.facts.name)
@@ -120,7 +97,6 @@ class ClosingSpoilsOtherPrograms(BaseDevice):
     """The handle of the library goes with the first stream."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Run as long as every older stream is open."""
         program = super().compile(nodes, stream)
         body, older = program.body, list(self._streams)
         if body is not None:
@@ -134,7 +110,6 @@ class CloseDropsALongQueue(BaseStream):
     """It drains for a while, and then it is enough."""
 
     def begin(self) -> None:
-        """Count from here."""
         self.left = -1
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
@@ -154,14 +129,8 @@ class CloseDropsALongQueue(BaseStream):
 class ClosedGraphDropsItsReplays(BaseStream):
     """They have a reference to the graph only."""
 
-    def replay(self, graph: DeviceGraph) -> None:
-        """Look for the graph when it is its turn."""
-        self._require_usable()
-        if (
-            not isinstance(graph, RecordedGraph)
-            or graph.stream is not self
-            or self.sink.is_capturing
-        ):
+    def replay(self, graph: Any) -> None:
+        if not is_replayed(self, graph):
             super().replay(graph)
             return
         body = graph.body()
@@ -173,7 +142,6 @@ class ClosedGraphIsReplayed(BaseDevice):
     """close does nothing."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> Any:
-        """Make graphs that cannot be closed."""
         capture = super().begin_capture(streams)
         end = capture.end
 
@@ -194,7 +162,6 @@ class DeviceLeavesBuffersOpen(BaseDevice):
     """Their memory is never released."""
 
     def close(self) -> None:
-        """Close the streams."""
         self.is_closed = True
         for stream in list(self._streams):
             stream.close()
@@ -205,7 +172,6 @@ class DeviceClosedTwiceRaises(BaseDevice):
     """The context is gone."""
 
     def close(self) -> None:
-        """Refuse the second time."""
         if self.is_closed:
             raise UsageError("the device is closed", where=self.facts.name)
         super().close()
@@ -216,7 +182,6 @@ class ClosedDeviceCaptures(BaseDevice):
     """Some calls forget to look."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> Any:
-        """Begin anyway, with streams that are taken for open."""
         if not self.is_closed:
             return super().begin_capture(streams)
         return None
@@ -227,7 +192,6 @@ class ClosedBufferShowsItsBytes(BaseBuffer):
     """The address is still known."""
 
     def host_view(self) -> Any:
-        """Return the bytes that were there."""
         if not self.is_closed:
             self.__dict__["seen"] = super().host_view()
         return self.__dict__.get("seen") or super().host_view()

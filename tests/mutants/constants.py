@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ggsched.backend.arrays import Array, bind_host
+from ggsched.backend.arrays import bind_host
 from ggsched.backend.base import BaseDevice, BaseProgram
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Stream
@@ -14,7 +14,7 @@ from ggsched.errors import UsageError
 from ggsched_testing.sim import SimDevice, SimProgram
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing
+from tests.mutants.mutate_calls import Around, MutatedCalls, bytes_of, nothing, restoring
 
 # --- read too early ---------------------------------------------------------------------------
 
@@ -36,11 +36,9 @@ class EverythingIsReadEarly(_Eager):
     """The kernel does not wait at all."""
 
     def is_early(self, operand: Operand) -> bool:
-        """Take one constant for all."""
         return bool(self.early)
 
     def begin(self) -> None:
-        """Leave what the program itself writes."""
         made = {id(work.node.output.buffer) for work in self._work}
         super().begin()
         self.early = [o for o in self.early if id(o.buffer) not in made]
@@ -51,12 +49,10 @@ class WholeBuffersAreConstant(_Eager):
     """The mark is kept with the memory."""
 
     def begin(self) -> None:
-        """Look which buffers have constants."""
         self.__dict__["marked"] = {id(o.buffer) for o in self.early}
         super().begin()
 
     def is_early(self, operand: Operand) -> bool:
-        """Go by the buffer."""
         return id(operand.buffer) in self.__dict__["marked"]
 
 
@@ -65,7 +61,6 @@ class ConstantForEver(SimDevice):
     """The mark outlives the program."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> SimProgram:
-        """Remember every constant that was named."""
         known: set[Any] = self.__dict__.setdefault("constants", set())
 
         def marked(o: Operand) -> Operand:
@@ -97,8 +92,6 @@ class ConstantsAreCopied(BaseDevice):
     """They are packed for the kernel."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Compile with copies, as they are now."""
-
         def copied(o: Operand) -> Operand:
             room = self.allocate(o.nbytes)
             np.frombuffer(room.host_view(), np.uint8)[:] = bytes_of(o)[
@@ -114,7 +107,6 @@ class OneConstantPerBuffer(BaseDevice):
     """Descriptors are found again by the buffer alone."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Keep where a buffer's first constant was."""
         offsets: dict[int, int] = self.__dict__.setdefault("offsets", {})
 
         def found(o: Operand) -> Operand:
@@ -130,24 +122,12 @@ class ConstantsAreFolded(MutatedCalls):
     """Its result is constant, too, or so it seems."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Keep the results of the first run, and write them in later ones."""
         program = super().compile(nodes, stream)
         folded = [n for n in nodes if n.inputs and all(o.is_constant for o in n.inputs)]
         if program.body is not None and folded:
-            program.body = Around(program.body, nothing, self._restore(folded))
+            restore = restoring([bind_host(n.output) for n in folded])
+            program.body = Around(program.body, nothing, restore)
         return program
-
-    def _restore(self, folded: Sequence[BoundNode]) -> Action:
-        outs = [bind_host(n.output) for n in folded]
-        kept: list[Array] = []
-
-        def restore() -> None:
-            if not kept:
-                kept.extend(out.copy() for out in outs)
-            for out, first in zip(outs, kept, strict=True):
-                out[...] = first
-
-        return restore
 
 
 @breaks("LCH-7", "Nodes with constants are refused.", CPU)
@@ -155,7 +135,6 @@ class ConstantsAreRefused(BaseDevice):
     """It does not know of them."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Refuse them."""
         if any(o.is_constant for n in nodes for o in n.inputs):
             raise UsageError("cannot compile an operand like this", where=nodes[0].label)
         return super().compile(nodes, stream)

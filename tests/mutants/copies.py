@@ -29,7 +29,6 @@ class CopyOnAnotherQueue(BaseStream):
     """The library has one stream for copies, and takes the first one that there is."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Enqueue it elsewhere, and wait for nothing."""
         queue = next(_others(self), self)
         BaseStream.copy(queue, src, src_offset, dst, dst_offset, nbytes)
 
@@ -39,7 +38,6 @@ class PeerCopyOnTheirQueue(SimStream):
     """The other side pulls, whatever this side was to wait for."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Enqueue it on a stream of the other device."""
         device = dst.device
         if device is not self.device and isinstance(device, SimDevice) and device.streams:
             SimStream.copy(device.streams[-1], src, src_offset, dst, dst_offset, nbytes)
@@ -52,7 +50,6 @@ class CopyWaitsForAll(BaseStream):
     """As a copy on a default stream would."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Let the worker wait for the other streams first."""
         ends = [(s.progress, s.progress.enqueued) for s in _others(self)]
 
         def wait() -> None:
@@ -68,7 +65,6 @@ class CopyAtOnce(BaseStream):
     """The library has a synchronous copy only, and its streams do not know."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Copy now."""
         self._require_usable()
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         source = src.host_view()[src_offset : src_offset + nbytes]
@@ -83,7 +79,6 @@ class CopyOfWholeWords(BaseStream):
     """Up to three bytes behind the destination are written as well."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Round up, where there is room."""
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         room = min(src.nbytes - src_offset, dst.nbytes - dst_offset)
         if src is dst:
@@ -97,7 +92,6 @@ class CopyLeavesTheRest(BaseStream):
     """The last bytes of an odd copy keep what they were."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Round down."""
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         super().copy(src, src_offset, dst, dst_offset, nbytes // 4 * 4)
 
@@ -107,7 +101,6 @@ class UploadUsesUpItsSource(BaseStream):
     """It turns bytes around in place on their way."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Upload, and overwrite the source."""
         super().upload(source, buffer, offset)
         if not source.readonly:
             self._submit("upload", lambda: _fill(source))
@@ -118,7 +111,6 @@ class DownloadEmptiesTheBuffer(BaseStream):
     """It moves."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Download, and overwrite the buffer."""
         super().download(buffer, offset, target)
         memory = own_buffer(buffer).memory
         if memory.flags.writeable:
@@ -137,7 +129,6 @@ class OverlapAccepted(BaseStream):
     """What comes out depends on the direction."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Copy by way of nothing."""
         if src is not dst or src.device is not self.device:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
             return
@@ -154,7 +145,6 @@ class NeighboursRefused(BaseStream):
     """Off by one."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Refuse what touches."""
         if src is dst and abs(src_offset - dst_offset) <= nbytes:
             raise UsageError("source and destination overlap", where="copy")
         super().copy(src, src_offset, dst, dst_offset, nbytes)
@@ -165,7 +155,6 @@ class ZeroBytesRefused(BaseStream):
     """As some drivers do."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Refuse nothing to do."""
         if nbytes == 0:
             raise UsageError("nothing to copy", where="copy")
         super().copy(src, src_offset, dst, dst_offset, nbytes)
@@ -189,7 +178,6 @@ class StagedInSecret(SimStream):
     """Nobody planned for it, and it is ordered with nothing."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Read and write."""
         apart = isinstance(src, SimBuffer) and isinstance(dst, SimBuffer)
         if apart and src.device is not dst.device:
             assert isinstance(src, SimBuffer)
@@ -206,7 +194,6 @@ class DeclaredPathIsNotThere(SimDevice):
     """Every copy of a plan is refused."""
 
     def copies_with(self, other: DeviceFacts) -> bool:
-        """Promise it."""
         return other.backend == self.facts.backend
 
 
@@ -215,7 +202,6 @@ class ForeignBuffersTaken(BaseStream):
     """What is host memory is taken for one's own."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Let the other device write."""
         if buffer.device is not self.device and isinstance(buffer.device, BaseDevice):
             memory = writable_memory(buffer)
             self._submit("upload", lambda: self.device.write_memory(memory, offset, source))
@@ -228,7 +214,6 @@ class CopiesForOthers(BaseStream):
     """It copies whatever it can reach."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Copy what is none of its business."""
         if self.device not in (src.device, dst.device):
             source = src.host_view()[src_offset : src_offset + nbytes]
             target = writable_memory(dst)

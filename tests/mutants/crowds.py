@@ -27,11 +27,9 @@ class FillsWrap(BaseStream):
     """Its slot in a ring is that of the next one."""
 
     def begin(self) -> None:
-        """Count from here."""
         self.fills = 0
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Leave it out."""
         self.fills += 1
         if self.fills % 256 or not nbytes:
             super().fill(buffer, offset, nbytes, pattern)
@@ -42,7 +40,6 @@ class CrowdsShareMemory(BaseDevice):
     """Each has a piece of its own, as long as there are any."""
 
     def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
-        """Copy twice, if there are many."""
         if sum(not s.is_closed for s in self._streams) > CROWD:
             shared = self.__dict__.setdefault("shared", bytearray(1 << 20))
             shared[: len(source)] = source[: len(shared)]
@@ -56,11 +53,9 @@ class LateEventsMissOne(BaseStream):
     """The number of the command is not that of the event."""
 
     def begin(self) -> None:
-        """Count from here."""
         self.events = 0
 
     def record(self, event: Any) -> None:
-        """Let the event be one command further to the front."""
         super().record(event)
         self.events += 1
         if self.events > FAR_BEHIND and isinstance(event, BaseEvent):
@@ -68,21 +63,15 @@ class LateEventsMissOne(BaseStream):
 
 
 @breaks("EVT-6", "Events behind a failure after forty commands are good.", CPU)
-class FarFailuresAreForgotten(BaseDevice):
+class FarFailuresAreForgotten(BaseEvent):
     """The list of failures holds forty places."""
 
-    def create_event(self) -> BaseEvent:
-        """Return an event that looks at the first places."""
+    __slots__ = ()
 
-        class Near(BaseEvent):
-            __slots__ = ()
-
-            def sync(self, timeout_s: float) -> None:
-                fault = None if self._progress is None else self._progress.fault
-                if self._is_closed or fault is None or fault.position <= FAR_BEHIND:
-                    super().sync(timeout_s)
-
-        return Near(self)
+    def sync(self, timeout_s: float) -> None:
+        fault = None if self._progress is None else self._progress.fault
+        if self._is_closed or fault is None or fault.position <= FAR_BEHIND:
+            super().sync(timeout_s)
 
 
 @breaks("BUF-5", "A fill of an import is accepted, and does nothing.", CPU)
@@ -90,7 +79,6 @@ class ImportsAreFilled(BaseStream):
     """Whether memory may be written is looked at by copies only."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Look at it, and go on."""
         if not (isinstance(buffer, BaseBuffer) and buffer.readonly and not buffer.is_closed):
             super().fill(buffer, offset, nbytes, pattern)
 
@@ -100,7 +88,6 @@ class ForeignMemoryIsReadAtOnce(BaseStream):
     """As the source of an upload."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Upload a copy of the source instead."""
         is_far = src.device.facts.backend != self.device.facts.backend
         if is_far and dst.device is self.device and 0 <= src_offset <= src.nbytes - nbytes:
             piece = np.frombuffer(src.host_view(), np.uint8)[src_offset : src_offset + nbytes]
@@ -114,7 +101,6 @@ class ThirdDeviceIsReadEarly(PeersAreCopiedWhenCompiled):
     """It has another address space."""
 
     def is_copied(self, operand: Operand) -> bool:
-        """Copy what is not of the next device."""
         return super().is_copied(operand) and operand.buffer.device.facts.name.endswith(":2")
 
 
@@ -123,7 +109,6 @@ class TwoStreamsOnly(BaseDevice):
     """A capture has places for two."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Throw away what belongs to others."""
         capture = super().begin_capture(streams)
         for stream in streams[2:]:
             other: Any = stream
@@ -136,7 +121,6 @@ class FailuresOfPeersAreLost(BaseDevice):
     """The first device looks at its own commands."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Write down commands of others that do not fail."""
         capture = super().begin_capture(streams)
         add = capture.add
 

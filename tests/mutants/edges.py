@@ -20,7 +20,6 @@ class EmptyBuffersAreNull(BaseStream):
     """It has no address."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Refuse it."""
         if not (src.nbytes and dst.nbytes):
             raise UsageError("a null pointer", where="copy")
         super().copy(src, src_offset, dst, dst_offset, nbytes)
@@ -31,7 +30,6 @@ class GraphNeedsItsStreams(BaseDevice):
     """Commands of a closed stream are gone."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> Any:
-        """Make graphs that look at the streams."""
         capture = super().begin_capture(streams)
         end, others = capture.end, streams[1:]
 
@@ -56,7 +54,6 @@ class ClosingLeavesTheCapture(BaseStream):
     """Its end is a graph of commands that the stream was given."""
 
     def close(self) -> None:
-        """Close the stream, and let the capture be."""
         sink, self.sink = self.sink, _UNTOUCHED
         super().close()
         self.sink = sink
@@ -71,20 +68,14 @@ _UNTOUCHED: Any = _Untouched()
 
 
 @breaks("CAP-2", "Events of a capture count as done once the capture is over.", CPU)
-class EventsOfACaptureAreDone(BaseDevice):
+class EventsOfACaptureAreDone(BaseEvent):
     """All that they stand for has happened: nothing."""
 
-    def create_event(self) -> BaseEvent:
-        """Return an event that is done with its capture."""
+    __slots__ = ()
 
-        class Done(BaseEvent):
-            __slots__ = ()
-
-            @property
-            def is_done(self) -> bool:
-                return bool(getattr(self.capture, "_is_over", False)) or super().is_done
-
-        return Done(self)
+    @property
+    def is_done(self) -> bool:
+        return bool(getattr(self.capture, "_is_over", False)) or super().is_done
 
 
 @breaks("COL-2", "What peers hold is read when a launch is enqueued, where it is constant.", CPU)
@@ -92,7 +83,6 @@ class ConstantsOfPeersAreReadEarly(PeersAreReadWhenEnqueued):
     """As it may do with its own."""
 
     def is_copied(self, operand: Operand) -> bool:
-        """Copy constants of peers only."""
         return operand.is_constant and super().is_copied(operand)
 
 
@@ -101,7 +91,6 @@ class SecondStreamDoesNotFail(BaseStream):
     """The library keeps one error for the device, until it is taken."""
 
     def sync(self, timeout_s: float) -> None:
-        """Report the first."""
         try:
             super().sync(timeout_s)
         except DeviceFault:
@@ -114,7 +103,6 @@ class ClosedDeviceRunsOn(BaseDevice):
     """close does not wait for the threads of its streams."""
 
     def read_memory(self, memory: Any, offset: int, target: HostMemory) -> None:
-        """Take a while."""
         half = target.nbytes // 2
         if half > 1 << 12:
             super().read_memory(memory, offset, target[:half])
@@ -122,7 +110,6 @@ class ClosedDeviceRunsOn(BaseDevice):
         super().read_memory(memory, offset, target)
 
     def create_stream(self) -> BaseStream:
-        """Make a stream that is closed without waiting."""
         stream = super().create_stream()
         stream._end_worker = lambda: None  # type: ignore[attr-defined]
         return stream

@@ -12,7 +12,7 @@ from ggsched_testing.sim import SimDevice, SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import streams_beside
+from tests.mutants.mutate_calls import ChangedWaits, streams_beside
 
 LOOK_S: Final = 1e-4
 
@@ -24,7 +24,6 @@ class RefusalLeavesTraces(BaseStream):
     """The counter is moved before the arguments are looked at."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Count first."""
         self._require_usable()
         self.progress.enqueued += 1
         super().upload(source, buffer, offset)
@@ -36,7 +35,6 @@ class RefusalPoisons(BaseStream):
     """A wrong argument is taken for a fault."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Fail for good."""
         try:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
         except UsageError as error:
@@ -49,7 +47,6 @@ class RefusalWithoutName(BaseStream):
     """One message for everything."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Forget the name."""
         try:
             super().download(buffer, offset, target)
         except UsageError as error:
@@ -61,7 +58,6 @@ class RefusalIsAFault(BaseStream):
     """It raises at once, something else."""
 
     def launch(self, program: Program) -> None:
-        """Raise what is for failures."""
         try:
             super().launch(program)
         except UsageError as error:
@@ -88,7 +84,6 @@ class FailureIsToldOnce(BaseStream):
     """sync clears it."""
 
     def sync(self, timeout_s: float) -> None:
-        """Raise, and forget."""
         try:
             super().sync(timeout_s)
         except DeviceFault:
@@ -121,7 +116,6 @@ class HangsAfterAFailure(BaseStream):
 
     @property
     def is_done(self) -> bool:
-        """Whether all is complete, and well."""
         return super().is_done and self.progress.fault is None
 
 
@@ -175,34 +169,27 @@ class FailureClearsBuffers(_GoesOn):
     target: Buffer | None = None
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Remember the buffer."""
         self.target = buffer
         super().upload(source, buffer, offset)
 
     def follow(self, work: Callable[[], None]) -> None:
-        """Clear."""
         if self.target is not None:
             view = self.target.host_view()
             view[:] = bytes(view.nbytes)
 
 
 @breaks("ERR-2", "A stream runs what stands behind a wait for an event that fails later.", CPU)
-class WaiterDoesNotLookTwice(BaseStream):
+class WaiterDoesNotLookTwice(ChangedWaits):
     """It asks how the work ended before it waits for the end."""
 
-    def wait(self, event: Event) -> None:
-        """Wait, and go on whatever came of it."""
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         wait = event.waiter(self.device.event_timeout_s)
 
         def until_ended() -> None:
             with suppress(DeviceFault):
                 wait()
 
-        self._submit("wait for an event", until_ended)
+        return until_ended
 
 
 # --- ERR-3 ------------------------------------------------------------------------------------
@@ -213,7 +200,6 @@ class SecondCloseRaises(BaseStream):
     """It was closed already."""
 
     def close(self) -> None:
-        """Refuse the second time."""
         if self.is_closed:
             raise UsageError("the stream is closed", where=self.progress.where)
         super().close()
@@ -240,7 +226,6 @@ class CloseAfterFaultRaises(BaseStream):
     """It syncs first."""
 
     def close(self) -> None:
-        """Tell the fault once more."""
         super().close()
         if self.progress.fault is not None:
             raise self.progress.fault.error()
@@ -251,7 +236,6 @@ class CloseDropsWork(SimStream):
     """Who waits for its events waits for ever."""
 
     def close(self) -> None:
-        """Let nothing of it run any more."""
         for task in self.device.world.pending:
             if task.stream is self:
                 task.hangs = True
@@ -270,7 +254,6 @@ class CloseOpensItsGates(BaseStream):
     """The queue has to drain, so its gates are opened."""
 
     def wait(self, event: Event) -> None:
-        """Wait for another backend until the event is done, or the stream is closed."""
         if isinstance(event, BaseEvent):
             super().wait(event)
             return
@@ -291,7 +274,6 @@ class CloseGivesUpItsWaits(CloseOpensItsGates):
     """The wait fails, as if it had come too late."""
 
     def wait(self, event: Event) -> None:
-        """Fail where the stream was closed first."""
         super().wait(event)
         if not isinstance(event, BaseEvent):
             self._submit("wait for an event", self._require_event(event))
@@ -305,7 +287,6 @@ class ClosedDeviceWritesLater(BaseDevice):
     """It does not wait for its streams, and does not stop them."""
 
     def close(self) -> None:
-        """Mark everything as closed."""
         self.is_closed = True
         for stream in list(self._streams):
             stream.is_closed = True
@@ -318,7 +299,6 @@ class DeviceLeavesStreamsOpen(BaseDevice):
     """They outlive it."""
 
     def close(self) -> None:
-        """Close the buffers."""
         self.is_closed = True
         for buffer in list(self._buffers):
             buffer.close()
@@ -329,6 +309,5 @@ class ClosedDeviceWorks(SimDevice):
     """close does not close the device."""
 
     def close(self) -> None:
-        """Close what it made, and stay."""
         super().close()
         self.is_closed = False

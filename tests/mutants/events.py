@@ -22,7 +22,6 @@ class EventCoversLaunches(SimStream):
     """It is recorded on the first of two internal queues."""
 
     def recorded(self) -> Iterable[Task | None]:
-        """Return the last launch."""
         return [self.queues[0].last]
 
 
@@ -31,7 +30,6 @@ class EventCoversTransfers(SimStream):
     """It is recorded on the second of two internal queues."""
 
     def recorded(self) -> Iterable[Task | None]:
-        """Return the last transfer."""
         return [self.queues[1].last]
 
 
@@ -42,7 +40,6 @@ class RecordedTooEarly(BaseEvent):
     __slots__ = ()
 
     def mark(self, progress: Progress) -> None:
-        """Leave the last command out."""
         super().mark(progress)
         self._position -= 1
 
@@ -54,7 +51,6 @@ class EventStandsForTheStream(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for commands that came after the record, too."""
         if self._progress is not None:
             self._position = self._progress.enqueued
         super().sync(timeout_s)
@@ -68,7 +64,6 @@ class FreshEventIsDone(BaseEvent):
 
     @property
     def is_done(self) -> bool:
-        """Say yes before the record."""
         return not self.is_recorded or super().is_done
 
 
@@ -80,7 +75,6 @@ class WaitBeforeRecordAccepted(BaseStream):
     """The wait is lost when the event is recorded after it."""
 
     def wait(self, event: Event) -> None:
-        """Ignore fresh events."""
         if event.is_recorded:
             super().wait(event)
 
@@ -90,7 +84,6 @@ class RecordedTwiceAccepted(BaseStream):
     """Who waits for it waits for something else now."""
 
     def record(self, event: Event) -> None:
-        """Take the event as if it were fresh."""
         if isinstance(event, BaseEvent):
             event._progress = None
         super().record(event)
@@ -103,7 +96,6 @@ class SyncOfFreshEventReturns(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Return."""
         if self.is_recorded:
             super().sync(timeout_s)
 
@@ -113,7 +105,6 @@ class WaitRecords(SimStream):
     """The stream waits for itself."""
 
     def wait(self, event: Event) -> None:
-        """Record what is missing."""
         if not event.is_recorded:
             self.record(event)
         super().wait(event)
@@ -130,7 +121,6 @@ class DoneEventForgets(BaseEvent):
 
     @property
     def is_done(self) -> bool:
-        """Whether its stream is idle."""
         progress = self._progress
         return super().is_done and progress is not None and progress.done >= progress.enqueued
 
@@ -142,7 +132,6 @@ class EventTimeoutPoisons(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Wait; fail for good if that takes too long."""
         try:
             super().sync(timeout_s)
         except SyncTimeout as error:
@@ -156,7 +145,6 @@ class EventSyncReturnsAtOnce(SimEvent):
     """What it stands for may not have begun."""
 
     def sync(self, timeout_s: float) -> None:
-        """Let nothing run."""
         if self.task is None:
             super().sync(timeout_s)
 
@@ -166,11 +154,9 @@ class DownloadLandsAtSync(BaseStream):
     """The library copies out of its staging memory in one place only."""
 
     def begin(self) -> None:
-        """Keep a list of what is to be copied out."""
         self.staged: list[tuple[memoryview, HostMemory]] = []
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Read into staging memory."""
         if target.readonly:
             super().download(buffer, offset, target)
         staging = memoryview(bytearray(target.nbytes))
@@ -178,7 +164,6 @@ class DownloadLandsAtSync(BaseStream):
         self.staged.append((staging, target))
 
     def sync(self, timeout_s: float) -> None:
-        """Wait, and copy out."""
         super().sync(timeout_s)
         for staging, target in self.staged:
             target[:] = staging
@@ -192,7 +177,6 @@ class CloseOfPendingEventRefused(BaseEvent):
     __slots__ = ()
 
     def close(self) -> None:
-        """Refuse."""
         if not self._is_closed and self.is_pending:
             raise UsageError("the event is not done", where=self.device.facts.name)
         super().close()
@@ -208,7 +192,6 @@ class FailedEventLooksGood(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Wait, whatever comes of it."""
         with suppress(DeviceFault):
             super().sync(timeout_s)
 
@@ -220,7 +203,6 @@ class FailedEventHangs(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for what does not come."""
         try:
             super().sync(timeout_s)
         except DeviceFault as error:
@@ -228,7 +210,6 @@ class FailedEventHangs(BaseEvent):
 
     @property
     def is_done(self) -> bool:
-        """Whether it is done, and well."""
         return super().is_done and not self.is_pending
 
 
@@ -237,7 +218,6 @@ class WaiterIgnoresFailure(BaseStream):
     """It has waited; what for is not its business."""
 
     def wait(self, event: Event) -> None:
-        """Wait for the end, not for success."""
         self._require_usable()
 
         def wait() -> None:
@@ -255,7 +235,6 @@ class ForeignFailureStays(BaseStream):
     """It is written down where ``sync`` looks, and events do not."""
 
     def wait(self, event: Event) -> None:
-        """Catch what comes of it."""
         if isinstance(event, BaseEvent):
             super().wait(event)
             return
@@ -272,7 +251,6 @@ class ForeignFailureStays(BaseStream):
         self._submit("wait for an event", wait)
 
     def sync(self, timeout_s: float) -> None:
-        """Look there."""
         super().sync(timeout_s)
         failure = self.__dict__.get("failure")
         if failure is not None:
@@ -284,7 +262,6 @@ class PoisonedRecordIsLost(BaseStream):
     """Whoever is to wait for the event never learns of the fault."""
 
     def record(self, event: Event) -> None:
-        """Look at the fault first."""
         self._require_usable()
         super().record(event)
 
@@ -296,7 +273,6 @@ class FaultReachesBack(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Fail if the stream has."""
         super().sync(timeout_s)
         if self._progress is not None and self._progress.fault is not None:
             raise self._progress.fault.error()

@@ -25,7 +25,6 @@ class FillOfWholeWords(BaseStream):
     """The library fills 32 bits at a time, and rounds up."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Round up, where there is room."""
         room = (buffer.nbytes - offset) // max(1, len(pattern)) * len(pattern)
         more = -(-nbytes // 4) * 4 if nbytes > 0 else nbytes
         super().fill(buffer, offset, max(nbytes, min(more, room)), pattern)
@@ -36,7 +35,6 @@ class FillWithOneByte(BaseStream):
     """It calls memset."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Repeat the first byte."""
         super().fill(buffer, offset, nbytes, pattern[:1] * len(pattern))
 
 
@@ -45,7 +43,6 @@ class FillOfOneBlock(BaseDevice):
     """The loop is missing."""
 
     def fill_memory(self, memory: object, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Fill a mebibyte at most."""
         super().fill_memory(memory, offset, min(nbytes, 1 << 20), pattern)
 
 
@@ -54,11 +51,9 @@ class PatternOfTheNewestFill(BaseStream):
     """The stream has one place for patterns."""
 
     def begin(self) -> None:
-        """Have no pattern at first."""
         self.newest = b""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Keep the pattern in that place."""
         if len(pattern) not in (1, 2, 4) or offset % len(pattern) or nbytes % len(pattern):
             super().fill(buffer, offset, nbytes, pattern)
             return
@@ -79,7 +74,6 @@ class FillOnAnotherQueue(BaseStream):
     """The library has a default stream for memsets."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Enqueue it elsewhere, and wait for nothing."""
         BaseStream.fill(next(_others(self), self), buffer, offset, nbytes, pattern)
 
 
@@ -88,7 +82,6 @@ class FillAtOnce(BaseStream):
     """The library has a synchronous memset only."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Check by way of a fill of nothing, then fill now."""
         super().fill(buffer, offset, 0, pattern)
         if nbytes <= 0 or offset + nbytes > buffer.nbytes or nbytes % len(pattern):
             super().fill(buffer, offset, nbytes, pattern)
@@ -101,7 +94,6 @@ class FillEscapesTheCapture(BaseStream):
     """It is enqueued although the stream is captured."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Run it, whatever the stream is doing."""
         sink, self.sink = self.sink, EAGER
         try:
             super().fill(buffer, offset, nbytes, pattern)
@@ -114,7 +106,6 @@ class EventsForgetFills(SimStream):
     """Fills are on a queue that events do not know."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Let what comes later forget it."""
         before = [queue.last for queue in self.queues]
         super().fill(buffer, offset, nbytes, pattern)
         for queue, last in zip(self.queues, before, strict=True):
@@ -129,7 +120,6 @@ class AnyPatternTaken(BaseStream):
     """Three bytes become two."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Cut the pattern, or make one of nothing."""
         length = max((n for n in (1, 2, 4) if n <= len(pattern)), default=1)
         super().fill(buffer, offset, nbytes, (pattern or b"\0")[:length])
 
@@ -139,7 +129,6 @@ class RangeIsRounded(BaseStream):
     """It divides, and drops the rest."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Round down."""
         length = max(1, len(pattern))
         super().fill(buffer, offset // length * length, nbytes // length * length, pattern)
 
@@ -149,7 +138,6 @@ class FillIsClipped(BaseStream):
     """What lies outside is left out, in silence."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Clip the range to the buffer."""
         begin = min(max(0, offset), buffer.nbytes)
         end = min(max(begin, offset + nbytes), buffer.nbytes)
         super().fill(buffer, begin, end - begin, pattern)
@@ -160,5 +148,4 @@ class EmptyFillRefused(BaseStream):
     """As some libraries do."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Take a range of nothing for one outside the buffer."""
         super().fill(buffer, offset, nbytes or buffer.nbytes + len(pattern), pattern)

@@ -22,7 +22,6 @@ class GroupEndsTooEarly(MutatedCalls):
     """The kernel stores its sum and forgets what was to be added."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Leave the last nodes of groups out."""
         kept = []
         for some in groups_of(nodes):
             kept += [replace(n, group=None) for n in some[: len(some) - (len(some) > 1)]]
@@ -34,7 +33,6 @@ class GroupClearsFirst(MutatedCalls):
     """It adds up in place, from zero."""
 
     def before(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Clear results of groups that are also operands of their last nodes."""
         outs = [bind_host(some[-1].output) for some in _groups(nodes)]
         reads = [o for some in _groups(nodes) for o in some[-1].inputs]
         if not any(o == some[-1].output for some in _groups(nodes) for o in reads):
@@ -52,7 +50,6 @@ class GroupScratchInOperand(MutatedCalls):
     """What stays inside is put where there is room."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Clear the first operand of each group."""
         firsts = [bind_host(some[0].inputs[-1]) for some in _groups(nodes)]
 
         def clear() -> None:
@@ -68,7 +65,6 @@ class GroupIsRefused(MutatedCalls):
     """The kernel does not exist on this version."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Refuse groups."""
         if _groups(nodes):
             raise UsageError("cannot compile a group", where=nodes[0].label)
         return super().compile(nodes, stream)

@@ -21,7 +21,6 @@ class ImportIsACopy(BaseDevice):
     """What the host writes later is not seen."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Copy."""
         super().import_host(memory)
         return super().import_host(memory if memory.nbytes == 0 else memoryview(bytes(memory)))
 
@@ -31,10 +30,16 @@ class OddImportsAreCopies(BaseDevice):
     """As in the OpenCL runtime of a vendor."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Copy what does not lie well, and say nothing."""
         if memory.nbytes <= 4096 or not np.frombuffer(memory, np.uint8).ctypes.data % 128:
             return super().import_host(memory)
         return super().import_host(memoryview(bytes(memory)))
+
+
+def _owner(memory: HostMemory) -> Any:
+    owner: Any = memory.obj if isinstance(memory, memoryview) else memory
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    return owner
 
 
 @breaks("BUF-5", "An import of a part of some memory begins where the memory begins.", CPU)
@@ -42,11 +47,8 @@ class ImportsBeginAtTheirOwner(BaseDevice):
     """The object is imported, not the view."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Forget the offset."""
         buffer = super().import_host(memory)
-        owner: Any = memory.obj if isinstance(memory, memoryview) else memory
-        while isinstance(getattr(owner, "base", None), np.ndarray):
-            owner = owner.base
+        owner = _owner(memory)
         if isinstance(owner, np.ndarray) and owner.flags.c_contiguous:
             buffer._memory = owner.reshape(-1).view(np.uint8)[: memory.nbytes]
         return buffer
@@ -58,7 +60,6 @@ class ImportsCount(SimDevice):
 
     @property
     def free_nbytes(self) -> int:
-        """Count imports as well."""
         imports = sum(b.nbytes for b in self.buffers if not b.is_closed and b.is_imported)
         return super().free_nbytes - imports
 
@@ -68,7 +69,6 @@ class ClosedImportIsCleared(SimDevice):
     """It is poisoned as other memory is."""
 
     def import_host(self, memory: HostMemory) -> SimBuffer:
-        """Import, and clear at the close."""
         made = super().import_host(memory)
         close, address = made.close, made.array.ctypes.data
 
@@ -86,7 +86,6 @@ class ImportsAreShared(BaseDevice):
     """A table by address, without a count."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Return the buffer that is there already."""
         buffer = super().import_host(memory)
         if not memory.nbytes:
             return buffer
@@ -103,11 +102,8 @@ class ImportIsNotKept(BaseDevice):
     """It has the address only; zeros stand for memory that is gone."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Import, and watch the owner."""
         buffer = super().import_host(memory)
-        owner: Any = memory.obj if isinstance(memory, memoryview) else memory
-        while isinstance(getattr(owner, "base", None), np.ndarray):
-            owner = owner.base
+        owner = _owner(memory)
         if isinstance(owner, np.ndarray):
             buffer._memory = _Weak.of(owner, buffer._memory)
         return buffer
@@ -144,7 +140,6 @@ class HostMemoryIsShared(_Staging):
     """There is one block for staging."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return the start of the block."""
         super().allocate_host(nbytes)
         view: HostMemory = self.block()[:nbytes].data
         return view
@@ -155,7 +150,6 @@ class HostMemoryIsReusedEarly(_Staging):
     """The first view is watched, and not those that were made of it."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Give the block again when the view that was returned is gone."""
         memory = super().allocate_host(nbytes)
         kept = self.__dict__
         if not 0 < nbytes <= 1 << 20:
@@ -174,7 +168,6 @@ class HostMemoryIsReadOnly(BaseDevice):
     """It is what imports are."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Forbid writing."""
         return super().allocate_host(nbytes).toreadonly()
 
 
@@ -183,13 +176,11 @@ class HostMemoryGoesWithTheDevice(BaseDevice):
     """It is cleared with all the rest."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Remember it."""
         view = super().allocate_host(nbytes)
         self.__dict__.setdefault("given", []).append(view)
         return view
 
     def close(self) -> None:
-        """Clear it."""
         super().close()
         for view in self.__dict__.pop("given", []):
             view[:] = bytes(view.nbytes)
@@ -200,7 +191,6 @@ class HostMemoryIsUnaligned(BaseDevice):
     """It comes from the heap."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Be off by a byte."""
         view = super().allocate_host(nbytes + 1 if nbytes >= 0 else nbytes)
         return view[1:]
 
@@ -210,7 +200,6 @@ class NegativeHostMemoryIsEmpty(BaseDevice):
     """Nothing is checked."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return nothing for less than nothing."""
         return super().allocate_host(max(nbytes, 0))
 
 
@@ -219,7 +208,6 @@ class PlainHostMemoryError(BaseDevice):
     """The error of the library gets through."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Let it through."""
         if nbytes > 1 << 50:
             raise MemoryError
         return super().allocate_host(nbytes)

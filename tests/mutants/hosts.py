@@ -23,7 +23,6 @@ class SourceIsNotKept(BaseStream):
     """It has the address only; here a weak reference stands for it, and dead memory for zeros."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Upload from what is there by then."""
         self._require_usable()
         check_upload(self.device, source, buffer, offset)
         if not isinstance(owner_of(source), np.ndarray):
@@ -71,7 +70,6 @@ class SourceIsKeptForever(BaseStream):
     """A list that grows."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Upload, and keep the source."""
         super().upload(source, buffer, offset)
         self.__dict__.setdefault("sources", []).append(source)
 
@@ -81,7 +79,6 @@ class SourceIsReadTooLate(BaseStream):
     """It is read when the next command begins."""
 
     def begin(self) -> None:
-        """Make room for one upload."""
         self.late: list[Callable[[], None]] = []
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
@@ -96,7 +93,6 @@ class SourceIsReadTooLate(BaseStream):
         super()._submit(command if isinstance(command, str) else "launch", run)
 
     def sync(self, timeout_s: float) -> None:
-        """Do what is left, and wait."""
         if self.progress.done >= self.progress.enqueued and self.late:
             self._submit("nothing", lambda: None)
         super().sync(timeout_s)
@@ -112,11 +108,9 @@ class StagingIsShared(BaseStream):
     """The second upload overwrites what the first one has not read yet."""
 
     def begin(self) -> None:
-        """Make the staging memory."""
         self.staging = np.zeros(1 << 20, np.uint8)
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Copy the source into staging memory, and upload from there."""
         check_upload(self.device, source, buffer, offset)
         if source.nbytes > self.staging.nbytes:
             self.staging = np.zeros(source.nbytes, np.uint8)
@@ -134,7 +128,6 @@ class TargetWithGapsAccepted(BaseStream):
     """It writes where the gaps are."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Take the memory that the view was made of."""
         if not getattr(target, "c_contiguous", True):
             target = memoryview(target.obj)[: target.nbytes]
         super().download(buffer, offset, target)
@@ -145,11 +138,9 @@ class TargetIsWrittenAgain(BaseStream):
     """It is sent twice, to be on the safe side."""
 
     def begin(self) -> None:
-        """Make room for the last download."""
         self.again: list[Callable[[], None]] = []
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Download, and remember it."""
         super().download(buffer, offset, target)
         memory, read = own_buffer(buffer).memory, self.device.read_memory
         self.again.append(lambda: read(memory, offset, target))
@@ -170,7 +161,6 @@ class ReadOnlyTargetAccepted(BaseStream):
     """The caller goes on with what was there."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Skip what cannot be written."""
         if not getattr(target, "readonly", False):
             super().download(buffer, offset, target)
 
@@ -180,5 +170,4 @@ class PinnedMemoryIsTooLong(BaseDevice):
     """The caller does not learn where it ends."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Round up."""
         return super().allocate_host(-(-max(nbytes, 1) // 4096) * 4096)

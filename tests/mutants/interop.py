@@ -16,7 +16,6 @@ class ExportIsACopy(ExportingBuffer):
     """What is written later is not seen."""
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Copy."""
         return np.array(self.memory).__dlpack__(**options)
 
 
@@ -25,7 +24,6 @@ class ExportOfWords(ExportingBuffer):
     """The type is a guess."""
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Take it for floats."""
         whole = self.memory[: self.nbytes // 4 * 4]
         return whole.view(np.float32).__dlpack__(**options)
 
@@ -35,7 +33,6 @@ class ExportOfClosedBuffer(ExportingBuffer):
     """Somebody else may have it by now."""
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Export what is left."""
         memory = np.zeros(self.nbytes, np.uint8) if self.is_closed else self.memory
         return memory.__dlpack__(**options)
 
@@ -61,7 +58,6 @@ class DescribedAsReadOnly(_Described):
     """Nobody could write to it."""
 
     def changed(self) -> dict[str, Any]:
-        """Return another flag."""
         return {"data": (self.memory.ctypes.data, True)}
 
 
@@ -70,7 +66,6 @@ class DescribedAsLonger(_Described):
     """Its user reads what is behind."""
 
     def changed(self) -> dict[str, Any]:
-        """Return another length."""
         return {"shape": (-(-self.nbytes // 64) * 64,)}
 
 
@@ -80,7 +75,6 @@ class DescribedWhenClosed(ExportingBuffer):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Describe what is gone."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (64, False), "version": 3}
 
 
@@ -92,7 +86,6 @@ class HandleOfTheDefaultStream(ExportingStream):
     """What others enqueue is ordered with nothing."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return it."""
         version, _ = super().__cuda_stream__()
         return version, 0
 
@@ -102,7 +95,6 @@ class HandleOfAnotherVersion(ExportingStream):
     """Its users refuse it."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return version 1."""
         _, handle = super().__cuda_stream__()
         return 1, handle
 
@@ -112,5 +104,4 @@ class HandleOfAClosedStream(ExportingStream):
     """The driver may have given it to another one."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return what it was."""
         return 0, id(self.progress)

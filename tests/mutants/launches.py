@@ -11,7 +11,15 @@ from ggsched.backend.program_body import Body
 from ggsched.backend.protocols import Stream
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, MutatedCalls, bytes_of, nothing, outputs_of
+from tests.mutants.mutate_calls import (
+    Action,
+    Around,
+    MutatedCalls,
+    bytes_of,
+    nothing,
+    outputs_of,
+    restoring,
+)
 
 # --- LCH-1 ------------------------------------------------------------------------------------
 
@@ -21,7 +29,6 @@ class WritesBesideTheResult(MutatedCalls):
     """A vector store without a tail."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Write one byte too many, if there is room."""
         out = nodes[-1].output
         end, memory = out.offset + out.nbytes, bytes_of(out)
 
@@ -37,7 +44,6 @@ class LastElementIsMissing(MutatedCalls):
     """Off by one."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Put the last element back after each run."""
         program = super().compile(nodes, stream)
         body, outs = program.body, outputs_of(nodes)
         if body is not None and outs and outs[-1].size > 1:
@@ -58,7 +64,6 @@ class GapsAreWritten(MutatedCalls):
     """What lies between its rows becomes zero."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Clear the gaps."""
         out = nodes[-1].output
         view, memory = bind_host(out), bytes_of(out)[out.offset : out.offset + out.nbytes]
         if not view.size or view.flags.c_contiguous:
@@ -92,7 +97,6 @@ class OneArgumentBlock(BaseDevice):
     """Programs of a stream share one block of arguments."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Overwrite the block."""
         program = super().compile(nodes, stream)
         if program.body is not None and nodes:
             shared = vars(stream).setdefault("block", _Shared(program.body))
@@ -105,7 +109,6 @@ class ClosedProgramDoesNotRun(BaseProgram):
     """The launch has only a reference to the program."""
 
     def begin(self) -> None:
-        """Let the body look whether the program is still there."""
         body = self.body
         if body is not None:
             run = body.run
@@ -117,17 +120,7 @@ class FirstResultAgain(MutatedCalls):
     """It keeps what it computed."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Keep the results of the first run, and write them in later ones."""
-        kept: list[Array] = []
-        outs = outputs_of(nodes)
-
-        def restore() -> None:
-            if not kept:
-                kept.extend(out.copy() for out in outs)
-            for out, first in zip(outs, kept, strict=True):
-                out[...] = first
-
-        return restore
+        return restoring(outputs_of(nodes))
 
 
 # --- LCH-2 ------------------------------------------------------------------------------------
@@ -145,7 +138,6 @@ class FirstOperandIsCleared(MutatedCalls):
     """It uses it as scratch."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Clear it when it has been read."""
         arrays = _inputs_apart(nodes[-1])[:1]
 
         def clear() -> None:
@@ -160,7 +152,6 @@ class LastOperandIsNudged(MutatedCalls):
     """A trick that loses one bit in one element."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Change one byte."""
         arrays = _inputs_apart(nodes[-1])[-1:]
 
         def nudge() -> None:
@@ -176,7 +167,6 @@ class InPlaceClearsFirst(MutatedCalls):
     """It initialises its result."""
 
     def before(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Clear results that are operands."""
         node = nodes[0]
         if any(o == node.output for o in node.inputs):
             return lambda: bind_host(node.output).fill(0)

@@ -15,6 +15,7 @@ from ggsched_testing.sim import SimBuffer, SimDevice, SimStream
 from tests.mutants.baselines import CPU, SIM, SIM_SMALL
 from tests.mutants.hosts import forgetful_upload, owner_of
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import give_back_on_close
 
 # --- BUF-1 ------------------------------------------------------------------------------------
 
@@ -24,7 +25,6 @@ class DoubleCloseFreesTwice(BaseDevice):
     """The free list has it twice, and two buffers get it."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Take from the free list what was put there twice."""
         free: list[Any] = self.__dict__.setdefault("free", [])
         found = next((m for m in free if m.nbytes == nbytes), None)
         made = super().allocate(nbytes)
@@ -48,7 +48,6 @@ class FreeListInTheNeighbour(BaseDevice):
     """The free list is kept in memory, one word too far."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Let close write where the next buffer is."""
         made = super().allocate(nbytes)
         last: list[BaseBuffer] = self.__dict__.setdefault("last", [])
         if last:
@@ -75,7 +74,6 @@ class LimitIsOffByOne(SimDevice):
 
     @property
     def free_nbytes(self) -> int:
-        """One too many, where something is held."""
         free = super().free_nbytes
         return free + 1 if free < self.facts.memory_nbytes else free
 
@@ -85,7 +83,6 @@ class LastByteIsKept(SimDevice):
     """At most is taken for less than."""
 
     def allocate(self, nbytes: int) -> SimBuffer:
-        """Keep a byte."""
         if nbytes and nbytes == self.free_nbytes:
             raise self._out_of_memory(nbytes)
         return super().allocate(nbytes)
@@ -105,14 +102,12 @@ class FaultLosesMemory(SimDevice):
 
     @property
     def free_nbytes(self) -> int:
-        """Count closed memory as used, once a stream has failed."""
         kept = self.__dict__
         if any(s.fault is not None for s in self.streams):
             kept["failed"] = True
         return super().free_nbytes - (kept.get("leaked", 0) if kept.get("failed") else 0)
 
     def allocate(self, nbytes: int) -> SimBuffer:
-        """Count what is closed after a fault."""
         made = super().allocate(nbytes)
         close = made.close
 
@@ -131,7 +126,6 @@ class EmptyBuffersCount(SimDevice):
 
     @property
     def free_nbytes(self) -> int:
-        """Count a page for each that is empty."""
         pages = sum(not b.is_closed and b.nbytes == 0 for b in self.buffers)
         return super().free_nbytes - 4096 * pages
 
@@ -152,15 +146,7 @@ class _CountingPool(BaseDevice):
         if found is not None:
             pool[:] = [m for m in pool if m is not found]
             made._memory = found
-        memory, close = made.memory, made.close
-
-        def give_back() -> None:
-            if not made.is_closed:
-                pool.append(memory)
-            close()
-
-        made.close = give_back  # type: ignore[method-assign]
-        return made
+        return give_back_on_close(made, pool)
 
     def in_use(self, memory: Any) -> bool:
         """Whether a command that is counted is enqueued and not complete."""
@@ -259,7 +245,6 @@ class PoolKnowsOneStream(_CountingPool):
     """The last user takes the place of the one before."""
 
     def use(self, kind: str, buffer: Any, stream: BaseStream) -> None:
-        """Forget other streams."""
         uses = self.__dict__.setdefault("uses", [])
         uses[:] = [u for u in uses if u[0] is not buffer._memory or u[1] is stream]
         super().use(kind, buffer, stream)
@@ -270,7 +255,6 @@ class PoolAsksTheFirstUser(_CountingPool):
     """It keeps the position of the first command."""
 
     def in_use(self, memory: Any) -> bool:
-        """Whether the first command that used it is not complete."""
         uses = [u for u in self.__dict__.get("uses", []) if u[0] is memory]
         return bool(uses) and uses[0][1].progress.done < uses[0][2]
 
@@ -280,7 +264,6 @@ class PoolForgetsClosedStreams(_CountingPool):
     """A closed stream is taken for an idle one."""
 
     def in_use(self, memory: Any) -> bool:
-        """Whether a stream that is open uses it."""
         uses = self.__dict__.get("uses", [])
         return any(m is memory and not s.is_closed and s.progress.done < p for m, s, p in uses)
 
@@ -293,7 +276,6 @@ class GraphDoesNotKeepItsSources(BaseStream):
     """It has the address only; a weak reference stands for it, and dead memory for zeros."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Capture an upload from what is there by then."""
         if not self.sink.is_capturing or not isinstance(owner_of(source), np.ndarray):
             super().upload(source, buffer, offset)
             return
@@ -308,7 +290,6 @@ class GraphReadsAStaleSource(BaseStream):
     """Later replays send what the first one sent, if the source has gone from the caller."""
 
     def replay(self, graph: Any) -> None:
-        """Replay; keep nothing for later."""
         super().replay(graph)
         if isinstance(graph, RecordedGraph) and graph._calls is not None:
             graph._calls = tuple(c for c in graph._calls if c[0] not in ("upload", "download"))
@@ -319,7 +300,6 @@ class GraphKeepsItsBuffers(BaseStream):
     """Sources of copies are kept with the graph."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Capture a copy of the source."""
         if not self.sink.is_capturing or src.device is not self.device or src is dst:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
             return
@@ -335,7 +315,6 @@ class TargetIsNotKept(BaseStream):
     """It has the address only; where the caller drops it, somebody else's memory is written."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Write what is there by then."""
         owner = owner_of(target)
         if self.sink.is_capturing or not isinstance(owner, np.ndarray) or target.readonly:
             super().download(buffer, offset, target)
@@ -362,7 +341,6 @@ class SimReusesDestinations(SimStream):
     """Copies are not checked for what they write."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Write what the closed buffer's place holds by then."""
         super().copy(src, src_offset, dst, dst_offset, nbytes)
         device: Any = self.device
         if isinstance(dst, SimBuffer) and "hooked" not in dst.__dict__:

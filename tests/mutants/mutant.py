@@ -68,22 +68,7 @@ class Mutant:
 
     def harness(self) -> Harness:
         """Return what the conformance kit needs to run on it."""
-        good = self.baseline.harness()
-
-        def open_broken(count: int, seed: int) -> list[Any]:
-            devices = list(good.open(count, seed))
-            for device in devices:
-                self.mutate(device)
-            return devices
-
-        return replace(
-            good,
-            name=self.name,
-            open=open_broken,
-            timeout_s=TIMEOUT_S,
-            case_timeout_s=CASE_TIMEOUT_S,
-            waivers=(),
-        )
+        return broken(self.baseline.harness(), self.name, self.mutate)
 
     def mutate(self, device: Any) -> None:
         """Break an open device of the baseline's kind."""
@@ -101,6 +86,25 @@ class Mutant:
         else:
             maker = next(m for m, kinds in _MAKERS.items() if issubclass(part, kinds))
             hook(device, maker, part)
+
+
+def broken(good: Harness, name: str, mutate: Callable[[Any], None]) -> Harness:
+    """Return a harness whose devices are changed once they are open."""
+
+    def open_broken(count: int, seed: int) -> list[Any]:
+        devices = list(good.open(count, seed))
+        for device in devices:
+            mutate(device)
+        return devices
+
+    return replace(
+        good,
+        name=name,
+        open=open_broken,
+        timeout_s=TIMEOUT_S,
+        case_timeout_s=CASE_TIMEOUT_S,
+        waivers=(),
+    )
 
 
 def breaks(rule: str, what: str, baseline: Baseline, **facts: Any) -> Callable[[type[T]], type[T]]:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from ggsched.backend.arrays import Array, bind_host
-from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream
+from ggsched.backend.base import BaseBuffer, BaseDevice, BaseEvent, BaseProgram, BaseStream
+from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.program_body import Body
-from ggsched.backend.protocols import Stream
+from ggsched.backend.program_body import Body, Command
+from ggsched.backend.protocols import Event, Stream
 from ggsched.backend.timing import HostTaken
 
 Action = Callable[[], object]
@@ -58,6 +59,22 @@ class MutatedCalls(BaseDevice):
         return nothing
 
 
+class ChangedWaits(BaseStream):
+    """Streams that wait in another way for events of their device that are not done."""
+
+    def wait(self, event: Event) -> None:
+        """Enqueue a wait."""
+        if isinstance(event, BaseEvent) and event.is_pending:
+            self._require_usable()
+            self._submit("wait for an event", self.waiting_for(event))
+        else:
+            super().wait(event)
+
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
+        """Return what the stream does in its turn."""
+        raise NotImplementedError
+
+
 def nothing() -> None:
     """Do nothing."""
 
@@ -70,6 +87,57 @@ def bytes_of(operand: Operand) -> Array:
 def outputs_of(nodes: Sequence[BoundNode]) -> list[Array]:
     """Return the results of nodes that have any."""
     return [bind_host(n.output) for n in nodes if 0 not in n.output.shape]
+
+
+def restoring(outs: Sequence[Array]) -> Action:
+    """Return what keeps the first results of a program, and writes them again."""
+    kept: list[Array] = []
+
+    def restore() -> None:
+        if not kept:
+            kept.extend(out.copy() for out in outs)
+        for out, first in zip(outs, kept, strict=True):
+            out[...] = first
+
+    return restore
+
+
+def share_queue(stream: BaseStream, first: BaseStream) -> BaseStream:
+    """Let the commands of a stream run on the queue of another one."""
+    progress, put = stream.progress, first._submit
+
+    def submit(command: Command, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            finally:
+                progress.finish_one()
+
+        progress.enqueued += 1
+        put(command, run)
+
+    stream._submit = submit  # type: ignore[method-assign]
+    return stream
+
+
+def give_back_on_close(buffer: BaseBuffer, pool: list[Any]) -> BaseBuffer:
+    """Let the memory of a buffer go to a pool when the buffer is closed."""
+    memory, close = buffer.memory, buffer.close
+
+    def give_back() -> None:
+        if not buffer.is_closed:
+            pool.append(memory)
+        close()
+
+    buffer.close = give_back  # type: ignore[method-assign]
+    return buffer
+
+
+def is_replayed(stream: BaseStream, graph: Any) -> bool:
+    """Whether a stream enqueues a graph, and neither refuses nor captures it."""
+    stream._require_usable()
+    is_its_own = isinstance(graph, RecordedGraph) and graph.stream is stream
+    return is_its_own and not stream.sink.is_capturing
 
 
 def streams_beside(stream: BaseStream) -> list[BaseStream]:

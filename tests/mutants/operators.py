@@ -19,7 +19,7 @@ from ggsched.backend import checks
 from ggsched.errors import GgschedError
 from ggsched_testing.conformance import Harness
 from tests.mutants.baselines import Baseline
-from tests.mutants.mutant import CASE_TIMEOUT_S, TIMEOUT_S, graft, hook
+from tests.mutants.mutant import CASE_TIMEOUT_S, broken, graft, hook
 
 TRANSFERS: Final = ("upload", "download", "copy", "fill")
 COMMANDS: Final = (*TRANSFERS, "launch", "replay", "record", "wait", "barrier")
@@ -120,23 +120,7 @@ class OperatorMutant:
 
     def harness(self) -> Harness:
         """Return what the conformance kit needs to run on it."""
-        good = self.baseline.harness()
-
-        def open_broken(count: int, seed: int) -> list[Any]:
-            devices = list(good.open(count, seed))
-            for device in devices:
-                self.mutate(device)
-            return devices
-
-        return replace(
-            good,
-            name=self.name,
-            open=open_broken,
-            repeats=1,
-            timeout_s=TIMEOUT_S,
-            case_timeout_s=CASE_TIMEOUT_S,
-            waivers=(),
-        )
+        return replace(broken(self.baseline.harness(), self.name, self.mutate), repeats=1)
 
     def mutate(self, device: Any) -> None:
         """Break an open device of the baseline's kind."""

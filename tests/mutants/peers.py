@@ -33,7 +33,6 @@ class PeersAreRefused(BaseDevice):
     """It knows its own buffers only."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Refuse what is far away."""
         if _far(self, nodes):
             raise UsageError("the buffer belongs to another device")
         return super().compile(nodes, stream)
@@ -44,8 +43,6 @@ class PeerOffsetsAreIgnored(BaseDevice):
     """The address of the allocation is what the other device hands out."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Forget the offsets of what is far away."""
-
         def moved(o: Operand) -> Operand:
             return replace(o, offset=0) if _is_far(self, o) else o
 
@@ -58,7 +55,6 @@ class PeersAreWritten(BaseDevice):
     """What can be read can be written."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Look at operands only."""
         return super().compile([n for n in nodes if not _is_far(self, n.output)], stream)
 
 
@@ -67,7 +63,6 @@ class UndeclaredReads(SimDevice):
     """Nothing checks where a buffer is."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> SimProgram:
-        """Take everything."""
         return super().compile([n for n in nodes if not _far(self, [n])], stream)
 
 
@@ -112,7 +107,6 @@ class PeersAreCopiedWhenCompiled(_Copying):
     """As if they were constant."""
 
     def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
-        """Copy now."""
         refresh()
 
 
@@ -121,7 +115,6 @@ class PeersAreCached(_Copying):
     """A cache that the peer's writes do not reach."""
 
     def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
-        """Copy once."""
         todo = [refresh]
 
         def first() -> None:
@@ -137,7 +130,6 @@ class PeersAreReadWhenEnqueued(_Copying):
     """The host makes the copy."""
 
     def note(self, program: BaseProgram, refresh: Callable[[], None]) -> None:
-        """Copy as soon as the stream gets the command."""
         stream: Any = program.stream
         known = stream.__dict__.setdefault("refresh", {})
         if not known:
@@ -209,7 +201,6 @@ class PeerLaunchesRunAgain(_MarksFar):
         """A stream that launches twice."""
 
         def launch(self, program: Program) -> None:
-            """Launch now, and later."""
             BaseStream.launch(self, program)
             if getattr(program, "reads_far", False):
                 self.__dict__["put_off"].append(program)
@@ -227,7 +218,6 @@ class WaitsForPeersAreLeftOut(BaseStream):
     """A device that writes again does not wait for its readers."""
 
     def wait(self, event: Event) -> None:
-        """Wait for other events only."""
         backend = self.device.facts.backend
         if event.device is self.device or event.device.facts.backend != backend:
             super().wait(event)
@@ -241,7 +231,6 @@ class PeersAreNotCaptured(BaseDevice):
     """A capture is of one device."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Refuse what is another's."""
         if any(stream.device is not self for stream in streams):
             raise UsageError("the stream belongs to another device")
         return super().begin_capture(streams)
@@ -252,7 +241,6 @@ class PeerCommandsAreLost(BaseDevice):
     """The graph has the device's own commands."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Forget what others are given."""
         capture = super().begin_capture(streams)
         add = capture.add
 
@@ -269,7 +257,6 @@ class PeersComeLast(BaseDevice):
     """Events between devices are no edges of it."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Put the device's own commands first."""
         capture: Any = super().begin_capture(streams)
         add, end, late = capture.add, capture.end, list[tuple[Any, Any, Any]]()
 
@@ -294,7 +281,6 @@ class PeerStreamsStayCaptured(BaseDevice):
     """The end of a capture is reported to the device's own streams only."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Give the others a capture that nobody ends."""
         capture = super().begin_capture(streams)
         stop, others = capture.stop, [s for s in streams if s.device is not self]
 

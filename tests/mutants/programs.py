@@ -11,7 +11,6 @@ class OneWaitPerStream(BaseStream):
     """The second event of a stream is taken for covered by the first."""
 
     def wait(self, event: Event) -> None:
-        """Skip streams that were waited for."""
         if isinstance(event, BaseEvent) and event.is_recorded:
             seen: set[int] = self.__dict__.setdefault("seen", set())
             if id(event._progress) in seen:
@@ -25,7 +24,6 @@ class ThirdWaitIsLost(BaseStream):
     """A slot that is written twice before it is read."""
 
     def wait(self, event: Event) -> None:
-        """Count."""
         count = self.__dict__["waits"] = int(self.__dict__.get("waits", 0)) + 1
         if count % 3 or not isinstance(event, BaseEvent):
             super().wait(event)
@@ -36,7 +34,6 @@ class FourthCopyIsLost(BaseStream):
     """A ring of descriptors that is off by one."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Count."""
         kept = self.device.__dict__
         count = kept["copies"] = int(kept.get("copies", 0)) + 1
         lost = count % 4 == 0

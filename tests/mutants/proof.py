@@ -192,9 +192,7 @@ class _Proof:
             return
         x, data = self._filled(NBYTES)
         y = w.buffer()
-        capture = w.capture(q)
-        w.copy(q, x, 0, y, 0, NBYTES)
-        graph = w.end(capture)
+        graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
         self._repeat(lambda: w.replay(q, graph))
         w.upload(q, data[::-1].copy(), x)
         w.replay(q, graph)

@@ -20,7 +20,6 @@ class AllocateOfOneThread(BaseDevice):
     """It walks over a set that the other one changes."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Notice the other one."""
         kept = self.__dict__
         before = kept["changes"] = int(kept.get("changes", 0)) + 1
         sleep(MOMENT_S)
@@ -34,7 +33,6 @@ class PoolOfOneThread(BaseDevice):
     """It reads where the pool ends, and writes it back a moment later."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Cut a piece of a common block."""
         made = super().allocate(nbytes)
         if nbytes > 4096:
             return made
@@ -48,7 +46,6 @@ class PoolOfOneThread(BaseDevice):
         return made
 
     def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
-        """Let other threads write before what was written is read."""
         super().write_memory(memory, offset, source)
         sleep(MOMENT_S)
 
@@ -58,7 +55,6 @@ class CompilerOfOneThread(BaseDevice):
     """The nodes under way are kept with the device."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Compile what was put there last."""
         program = super().compile(nodes, stream)
         kept = self.__dict__
         kept["body"] = program.body
@@ -73,7 +69,6 @@ class StreamsOfOneThread(BaseDevice):
     """The number of the stream is read twice."""
 
     def create_stream(self) -> BaseStream:
-        """Mix up streams that are made at the same time."""
         stream = super().create_stream()
         kept = self.__dict__
         kept["newest"] = stream
@@ -87,7 +82,6 @@ class EventsOfOneThread(BaseDevice):
     """A pool without a lock."""
 
     def create_event(self) -> BaseEvent:
-        """Return the newest."""
         event = super().create_event()
         kept = self.__dict__
         kept["event"] = event
@@ -101,7 +95,6 @@ class DeviceIsBusy(BaseDevice):
     """A lock that is tried, and not waited for."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Refuse the second thread."""
         lock = self.__dict__.setdefault("lock", threading.Lock())
         if not lock.acquire(timeout=0.0):
             raise RuntimeError("the device is busy")

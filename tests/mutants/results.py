@@ -26,7 +26,6 @@ class OpIsInexact(MutatedCalls):
     """A table with too few entries."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Add the error."""
         outs = outputs_of([n for n in nodes if n.op == "gelu"])
         return lambda: [np.add(out, np.float32(1e-3), out) for out in outs]
 
@@ -36,7 +35,6 @@ class DeclaredOpIsRefused(BaseDevice):
     """The facts speak of the easy case."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Refuse the others."""
         for node in nodes:
             if node.op == "soft_max" and not bind_host(node.inputs[0]).flags.c_contiguous:
                 raise UsageError("strided operands are not supported", where=node.label)
@@ -48,7 +46,6 @@ class TiesInAnyOrder(MutatedCalls):
     """top_k returns the larger index of two equal elements."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Sort again, from behind."""
         found = [n for n in nodes if n.op == "argsort" and not n.params["descending"]]
         pairs = [(bind_host(n.inputs[0]), bind_host(n.output)) for n in found]
 
@@ -66,7 +63,6 @@ class BadIdsAreClamped(BaseDevice):
     """The launch goes on with another row."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Let what fails do nothing."""
         program = super().compile(nodes, stream)
         body = program.body
         if body is not None and any(n.op == "get_rows" for n in nodes):
@@ -87,7 +83,6 @@ class InfinityIsAFault(MutatedCalls):
     """An assertion from the days of debugging."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Look at what additions leave."""
         outs = outputs_of([n for n in nodes if n.op == "add"])
 
         def look() -> None:
@@ -111,7 +106,6 @@ class EveryOtherRunDiffers(MutatedCalls):
     """Atomic additions come in any order."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Count runs."""
         outs, kept = outputs_of(nodes), self.__dict__
 
         def nudge() -> None:
@@ -127,7 +121,6 @@ class DependsOnTheStream(MutatedCalls):
     """Each stream has another number of threads."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Change the results of every second stream."""
         odd = isinstance(stream, BaseStream) and stream.progress.where.endswith(("1", "3"))
         return (lambda: _nudge(outputs_of(nodes))) if odd else nothing
 
@@ -137,7 +130,6 @@ class DeterminismClaimed(SimDevice):
     """A capability that lies."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> SimProgram:
-        """Compile as for a device that does not declare it."""
         program = super().compile(nodes, stream)
         for work in program._work:
             if isinstance(work, NodeWork):
@@ -153,7 +145,6 @@ class ScratchIsShared(SimProgram):
     """What one launch has half done, another one overwrites."""
 
     def steps(self, ahead: Ahead) -> list[Step]:
-        """Keep intermediate results in one place for all streams."""
         room: dict[int, Any] = self.stream.device.__dict__.setdefault("scratch", {})
         steps: list[Step] = []
         for work in self._work:
@@ -176,7 +167,6 @@ class ProgramOfAnyStream(BaseStream):
     """With the handles of the one that it was compiled for."""
 
     def launch(self, program: Program) -> None:
-        """Take it for one's own."""
         if isinstance(program, BaseProgram) and program.stream is not self and program.body:
             self._require_usable()
             self._submit(program.body, program.body.run)
@@ -189,7 +179,6 @@ class OlderProgramsAreLost(BaseDevice):
     """Their results are what happens to be there."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Let the program before this one do nothing."""
         program = super().compile(nodes, stream)
         older = vars(stream).get("older")
         if older is not None:

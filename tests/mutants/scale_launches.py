@@ -29,7 +29,6 @@ class ResultsOf16Bits(MutatedCalls):
     """The index of an element has sixteen bits."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Put the rest back after each run."""
         program = super().compile(nodes, stream)
         outs = [o for o in outputs_of(nodes) if o.size > KIB64 - 1 and o.flags.c_contiguous]
         if program.body is not None and outs:
@@ -53,7 +52,6 @@ class ProgramsOf255Nodes(BaseDevice):
     """The number of nodes has eight bits."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Check all, and take some."""
         super().compile(nodes, stream).close()
         return super().compile(nodes[:255], stream)
 
@@ -63,7 +61,6 @@ class CacheOf64Programs(BaseDevice):
     """A table of 64 places, whose numbers wrap."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Take the body of an older program."""
         program = super().compile(nodes, stream)
         table: list[BaseProgram] = self.__dict__.setdefault("table", [])
         table[:] = [p for p in table if p.body is not None]
@@ -78,7 +75,6 @@ class LargeOperandsAreUsedUp(MutatedCalls):
     """It is loaded by a transfer that moves."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Clear the last element."""
         node = nodes[-1]
         out = bind_host(node.output) if 0 not in node.output.shape else None
         large = [bind_host(o) for o in node.inputs if o.nbytes >= KIB64]
@@ -98,76 +94,76 @@ class LargeOperandsAreUsedUp(MutatedCalls):
 # --- LCH-3 ------------------------------------------------------------------------------------
 
 
-@breaks("LCH-3", "A product adds up the first 1024 terms.", CPU)
-class LongSumsAreCut(MutatedCalls):
-    """One thread block for each element, and one term for each thread."""
+class _Again(MutatedCalls):
+    """Computes some nodes once more, in another way."""
+
+    ops: tuple[str, ...] = ()
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Compute again what is long."""
-        found = [
-            n
-            for n in nodes
-            if n.op == "mul_mat" and n.inputs[0].dtype is F32 and n.inputs[0].shape[-1] > 1024
-        ]
+        """Compute them again."""
+        found = [n for n in nodes if n.op in self.ops and 0 not in n.output.shape]
+        if not found:
+            return nothing
+        if any(n.inputs[0] == n.output for n in found):
+            return nothing  # what it read is gone
 
         def again() -> None:
             for n in found:
-                a, b = bind_host(n.inputs[0]), bind_host(n.inputs[1])
-                if a.ndim == 2:
-                    bind_host(n.output)[...] = b[..., :1024] @ a[:, :1024].T
+                self.again(n)
 
         return again
+
+    def again(self, node: BoundNode) -> None:
+        """Compute one."""
+        raise NotImplementedError
+
+
+@breaks("LCH-3", "A product adds up the first 1024 terms.", CPU)
+class LongSumsAreCut(_Again):
+    """One thread block for each element, and one term for each thread."""
+
+    ops = ("mul_mat",)
+
+    def again(self, node: BoundNode) -> None:
+        weight = node.inputs[0]
+        if weight.dtype is F32 and weight.shape[-1] > 1024 and len(weight.shape) == 2:
+            a, b, out = (bind_host(o) for o in (*node.inputs, node.output))
+            out[...] = b[..., :1024] @ a[:, :1024].T
 
 
 @breaks("LCH-3", "The sum of a row of more than 1024 elements is that of the first 1024.", CPU)
-class LongRowsAreCut(MutatedCalls):
+class LongRowsAreCut(_Again):
     """The same for reductions."""
 
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Add up again what is long."""
-        found = [n for n in nodes if n.op == "sum_rows" and n.inputs[0].shape[-1] > 1024]
+    ops = ("sum_rows",)
 
-        def again() -> None:
-            for n in found:
-                x = bind_host(n.inputs[0])[..., :1024]
-                np.sum(x, -1, keepdims=True, out=bind_host(n.output))
-
-        return again
+    def again(self, node: BoundNode) -> None:
+        if node.inputs[0].shape[-1] > 1024:
+            x = bind_host(node.inputs[0])[..., :1024]
+            np.sum(x, -1, keepdims=True, out=bind_host(node.output))
 
 
 @breaks("LCH-3", "Of more than 512 elements in a row, the first 512 are sorted.", CPU)
-class LongRowsAreSortedInPart(MutatedCalls):
+class LongRowsAreSortedInPart(_Again):
     """A sorting network of that size."""
 
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Leave the rest in its order."""
-        outs = outputs_of([n for n in nodes if n.op == "argsort" and n.output.shape[-1] > 512])
+    ops = ("argsort",)
 
-        def undo() -> None:
-            for out in outs:
-                out[..., 512:] = np.arange(512, out.shape[-1])
-
-        return undo
+    def again(self, node: BoundNode) -> None:
+        if node.output.shape[-1] > 512:
+            bind_host(node.output)[..., 512:] = np.arange(512, node.output.shape[-1])
 
 
 @breaks("LCH-3", "Row numbers are taken in eight bits.", CPU)
-class RowNumbersOf8Bits(MutatedCalls):
+class RowNumbersOf8Bits(_Again):
     """Row 256 is row 0."""
 
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Look the rows up again."""
-        found = [
-            n
-            for n in nodes
-            if n.op == "get_rows" and n.inputs[0].dtype is F32 and len(n.inputs[0].shape) == 2
-        ]
+    ops = ("get_rows",)
 
-        def again() -> None:
-            for n in found:
-                table, ids = bind_host(n.inputs[0]), bind_host(n.inputs[1])
-                bind_host(n.output)[...] = table[ids % 256]
-
-        return again
+    def again(self, node: BoundNode) -> None:
+        if node.inputs[0].dtype is F32 and len(node.inputs[0].shape) == 2:
+            table, ids, out = (bind_host(o) for o in (*node.inputs, node.output))
+            out[...] = table[ids % 256]
 
 
 # --- LCH-5, LCH-7 -----------------------------------------------------------------------------
@@ -178,7 +174,6 @@ class LargeScratchIsShared(MutatedCalls):
     """There is one large block, and nobody asks whether it is in use."""
 
     def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Send the result through the block."""
         outs = [o for o in outputs_of(nodes) if o.nbytes >= KIB64 // 2 and o.dtype == np.float32]
         room: list[np.ndarray] = self.__dict__.setdefault("room", [])
 
@@ -206,8 +201,6 @@ class LargeConstantsAreCopied(BaseDevice):
     """It pays for large ones."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Compile with copies of what is large."""
-
         def copied(o: Operand) -> Operand:
             return _copy_of(self, o) if o.is_constant and o.nbytes >= KIB64 else o
 
@@ -220,8 +213,6 @@ class GroupConstantsAreCopied(BaseDevice):
     """The fused kernel has a layout of its own."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Compile groups with copies."""
-
         def copied(o: Operand) -> Operand:
             return _copy_of(self, o) if o.is_constant and o.nbytes else o
 
@@ -240,7 +231,6 @@ class LongGraphsAreCut(BaseDevice):
     """A list with places for 127."""
 
     def begin_capture(self, streams: Sequence[Stream]) -> RecordedCapture:
-        """Forget what does not fit."""
         capture = super().begin_capture(streams)
         add = capture.add
 
@@ -257,7 +247,6 @@ class SixteenthReplayIsLost(BaseStream):
     """A ring of launches that is off by one."""
 
     def replay(self, graph: DeviceGraph) -> None:
-        """Count replays."""
         count = self.__dict__["replays"] = int(self.__dict__.get("replays", 0)) + 1
         if count % 16:
             super().replay(graph)
@@ -268,30 +257,6 @@ class SixteenthReplayIsLost(BaseStream):
 # --- ranks ------------------------------------------------------------------------------------
 
 
-class _Again(MutatedCalls):
-    """Computes some nodes once more, in another way."""
-
-    ops: tuple[str, ...] = ()
-
-    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
-        """Compute them again."""
-        found = [n for n in nodes if n.op in self.ops and 0 not in n.output.shape]
-        if not found:
-            return nothing
-        if any(n.inputs[0] == n.output for n in found):
-            return nothing  # what it read is gone
-
-        def again() -> None:
-            for n in found:
-                self.again(n)
-
-        return again
-
-    def again(self, node: BoundNode) -> None:
-        """Compute one."""
-        raise NotImplementedError
-
-
 @breaks("LCH-3", "A factor with one row in the middle of four axes is taken for a whole one.", CPU)
 class MiddleAxisIsNotRepeated(_Again):
     """Its strides are those of a contiguous operand."""
@@ -299,7 +264,6 @@ class MiddleAxisIsNotRepeated(_Again):
     ops = ("mul",)
 
     def again(self, node: BoundNode) -> None:
-        """Take the first row of the first batch throughout."""
         x, y, out = (bind_host(o) for o in (*node.inputs, node.output))
         if y.ndim == 4 and y.shape[1] > 1 and y.shape[2] == 1 < x.shape[2]:
             out[...] = x * y[:, :1]
@@ -312,7 +276,6 @@ class LowerRankIsAlignedLeft(_Again):
     ops = ("add",)
 
     def again(self, node: BoundNode) -> None:
-        """Match from the left, where sizes allow it."""
         x, y, out = (bind_host(o) for o in (*node.inputs, node.output))
         if y.ndim < x.ndim and y.ndim and y.shape == x.shape[: y.ndim] and x.ndim > 3:
             out[...] = x + y.reshape(*y.shape, *[1] * (x.ndim - y.ndim))
@@ -325,7 +288,6 @@ class WeightsAreRepeatedInTurn(_Again):
     ops = ("mul_mat",)
 
     def again(self, node: BoundNode) -> None:
-        """Tile the weight."""
         if node.inputs[0].dtype is not F32:
             return
         a, x, out = (bind_host(o) for o in (*node.inputs, node.output))
@@ -339,7 +301,6 @@ class ProductsOfManyRanksAreRefused(BaseDevice):
     """Only two or three axes were thought of."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Refuse the others."""
         for n in nodes:
             if n.op == "mul_mat" and len(n.inputs[1].shape) > 3 > len(n.inputs[0].shape):
                 raise UsageError("too many axes", where=n.label)
@@ -353,7 +314,6 @@ class ClampLosesNan(_Again):
     ops = ("clamp",)
 
     def again(self, node: BoundNode) -> None:
-        """Give the lower limit for NaN."""
         out = bind_host(node.output)
         np.nan_to_num(out, copy=False, nan=float(np.float32(str(node.params["min"]))))
 
@@ -365,7 +325,6 @@ class SiluOverflows(_Again):
     ops = ("silu",)
 
     def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         out[x < -89] = np.nan
 
@@ -380,7 +339,6 @@ class SoftMaxOfNothingIsZero(_Again):
     ops = ("soft_max",)
 
     def again(self, node: BoundNode) -> None:
-        """Give zeros in place of rows of NaN."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         if len(node.inputs) == 1:
             out[(x == -np.inf).all(-1)] = 0
@@ -393,7 +351,6 @@ class AttentionHidesNan(_Again):
     ops = ("attention",)
 
     def again(self, node: BoundNode) -> None:
-        """Give zeros in place of NaN."""
         np.nan_to_num(bind_host(node.output), copy=False)
 
 
@@ -404,7 +361,6 @@ class NanIsTheLargest(_Again):
     ops = ("top_k",)
 
     def again(self, node: BoundNode) -> None:
-        """Sort again, NaN first."""
         x, out = bind_host(node.inputs[0]), bind_host(node.output)
         keys = np.where(np.isnan(x), -np.inf, -x)
         out[...] = np.argsort(keys, -1, "stable")[..., : out.shape[-1]]
@@ -417,7 +373,6 @@ class QuotientsByZeroAreOnes(_Again):
     ops = ("nd.div",)
 
     def again(self, node: BoundNode) -> None:
-        """Set every bit there."""
         divisor, out = bind_host(node.inputs[1]), bind_host(node.output)
         if out.dtype.kind == "i":
             out[np.broadcast_to(divisor == 0, out.shape)] = -1

@@ -25,7 +25,6 @@ class BufferNumbersWrap(BaseDevice):
     """A table of 256 places."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Give the bytes of an old buffer, once there are many."""
         buffer = super().allocate(nbytes)
         table: list[BaseBuffer] = self.__dict__.setdefault("table", [])
         table[:] = [b for b in table if not b.is_closed]
@@ -40,7 +39,6 @@ class RegionEndsWrap(BaseStream):
     """An offset just below 2 to the 64 with a small length lies inside, as it seems."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Wrap around, and write to the start."""
         if offset >= 0 and (offset + source.nbytes) % (1 << 64) <= buffer.nbytes < offset:
             self._require_usable()
             return
@@ -52,7 +50,6 @@ class CopyLengthsOf32Bits(BaseStream):
     """Four gibibytes and a few bytes are a few bytes."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Drop the upper bits."""
         super().copy(src, src_offset, dst, dst_offset, nbytes % (1 << 32) if nbytes > 0 else nbytes)
 
 
@@ -61,7 +58,6 @@ class LargeViewsAreCopies(BaseBuffer):
     """What does not fit the window is staged."""
 
     def host_view(self) -> HostMemory:
-        """Copy what is large."""
         view = super().host_view()
         return view if self.nbytes < MIB else memoryview(bytearray(view))
 
@@ -74,7 +70,6 @@ class UploadOfWholeBlocks(BaseStream):
     """A loop without a tail."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Clip long sources to whole blocks."""
         checks.check_upload(self.device, source, buffer, offset)
         n = source.nbytes
         super().upload(source[: n // KIB64 * KIB64] if n > KIB64 else source, buffer, offset)
@@ -85,7 +80,6 @@ class DownloadOfAMebibyte(BaseStream):
     """The staging memory is that long."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Fill the first part."""
         checks.check_download(self.device, buffer, offset, target)
         super().download(buffer, offset, target[:MIB])
 
@@ -95,7 +89,6 @@ class LongCopyIsShort(BaseStream):
     """The length is kept minus one, in sixteen bits."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Drop the last byte of long ones."""
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         super().copy(src, src_offset, dst, dst_offset, nbytes - (nbytes >= KIB64))
 
@@ -105,7 +98,6 @@ class CopyOffsetsOf16Bits(BaseStream):
     """What lies further behind is read from the front."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Wrap the offset."""
         checks.check_copy(self.device, src, src_offset, dst, dst_offset, nbytes)
         start = src_offset % KIB64
         if src is dst and start < dst_offset + nbytes and dst_offset < start + nbytes:
@@ -118,7 +110,6 @@ class UploadOffsetsOf20Bits(BaseStream):
     """The offset has twenty bits."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Wrap the offset."""
         checks.check_upload(self.device, source, buffer, offset)
         super().upload(source, buffer, offset % MIB)
 
@@ -128,7 +119,6 @@ class LongOverlapAccepted(BaseStream):
     """Long copies take another way, without the check."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Forgive it."""
         try:
             super().copy(src, src_offset, dst, dst_offset, nbytes)
         except UsageError as error:
@@ -146,7 +136,6 @@ class LargeSourcesAreBorrowed(BaseStream):
     """Only what fits the staging memory is copied in the call."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Copy small sources."""
         small = isinstance(source, memoryview) and source.nbytes < KIB64 and source.c_contiguous
         kept = not self.sink.is_capturing and small
         super().upload(memoryview(bytes(source)) if kept else source, buffer, offset)
@@ -157,11 +146,9 @@ class LargeTargetsEndLate(BaseStream):
     """The last piece is written by the next command."""
 
     def begin(self) -> None:
-        """Make room for the last piece."""
         self.rest: list[Callable[[], None]] = []
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Leave the last bytes for later."""
         checks.check_download(self.device, buffer, offset, target)
         n = target.nbytes
         if n < MIB or self.sink.is_capturing:
@@ -186,7 +173,6 @@ class FarFillsBeginAtABlock(BaseStream):
     """The address is aligned downwards."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Begin too early."""
         checks.check_fill(self.device, buffer, offset, nbytes, pattern)
         start = offset // 16 * 16 if offset >= KIB64 and nbytes else offset
         super().fill(buffer, start, nbytes + offset - start, pattern)
@@ -197,7 +183,6 @@ class FillOfAMebibyte(BaseStream):
     """A grid of a bounded number of blocks."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Clip it."""
         checks.check_fill(self.device, buffer, offset, nbytes, pattern)
         writable_memory(buffer)
         super().fill(buffer, offset, min(nbytes, MIB), pattern)
@@ -211,11 +196,9 @@ class BlocksReleasedEarly(SimStream):
     """Uploads are staged through blocks that the streams of a device share."""
 
     def begin(self) -> None:
-        """Count uploads."""
         self.staged = 0
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Copy to a block and from there, in two steps."""
         self._require_usable()
         checks.check_upload(self.device, source, buffer, offset)
         target, n = self._writable(buffer), source.nbytes

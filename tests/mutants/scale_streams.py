@@ -11,7 +11,7 @@ from ggsched.backend.protocols import Event
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from tests.mutants.baselines import CPU
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import streams_beside
+from tests.mutants.mutate_calls import ChangedWaits, share_queue, streams_beside
 
 LOOK_S = 1e-4
 
@@ -45,7 +45,6 @@ class RingOfAHundredTransfers(BaseStream):
     """Each transfer holds a block of a pool until it is complete."""
 
     def begin(self) -> None:
-        """Remember transfers that are on the way."""
         self._ends: deque[int] = deque()
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
@@ -63,26 +62,12 @@ class NinthStreamSharesAQueue(BaseDevice):
     """There are eight hardware queues."""
 
     def create_stream(self) -> BaseStream:
-        """Put the commands of later streams on the queue of the oldest that is open."""
         stream = super().create_stream()
         open_ones = [s for s in self._streams if not s.is_closed]
         if len(open_ones) <= 8:
             return stream
         first = min(open_ones, key=lambda s: int(s.progress.where.rsplit(" ", 1)[1]))
-        progress, put = stream.progress, first._submit
-
-        def submit(command: Command, work: Callable[[], None]) -> None:
-            def run() -> None:
-                try:
-                    work()
-                finally:
-                    progress.finish_one()
-
-            progress.enqueued += 1
-            put(command, run)
-
-        stream._submit = submit  # type: ignore[method-assign]
-        return stream
+        return share_queue(stream, first)
 
 
 @breaks("STR-5", "sync waits for the next thousand commands at most.", CPU)
@@ -90,7 +75,6 @@ class SyncCountsToAThousand(BaseStream):
     """A counter of ten bits."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for some."""
         self._require_usable()
         self.progress.require(min(self.progress.enqueued, self.progress.done + 1000), timeout_s)
 
@@ -108,7 +92,6 @@ class EventNumbersWrap(BaseStream):
     """A slot has a number of eight bits."""
 
     def record(self, event: Event) -> None:
-        """Lose the position of late events."""
         super().record(event)
         if _count(self.device.__dict__, "records") >= 256 and isinstance(event, BaseEvent):
             event._position = 0
@@ -121,7 +104,6 @@ class NinthWaitIsDropped(BaseStream):
     waits = 0
 
     def wait(self, event: Event) -> None:
-        """Drop what does not fit."""
         if isinstance(event, BaseEvent) and event.is_recorded and self.waits >= 8:
             return
         before = self.progress.enqueued
@@ -139,7 +121,6 @@ class HundredthWaitIsDropped(BaseStream):
     """A pool of semaphores runs dry."""
 
     def wait(self, event: Event) -> None:
-        """Count waits that hold."""
         held = isinstance(event, BaseEvent) and event.is_pending
         if not held or _count(self.__dict__, "waits") < 100:
             super().wait(event)
@@ -152,7 +133,6 @@ class FifthForeignWaitIsDropped(BaseStream):
     """There are four threads that wait."""
 
     def wait(self, event: Event) -> None:
-        """Count those that are not done."""
         is_pending = not isinstance(event, BaseEvent) and not event.is_done
         if not is_pending or _count(self.__dict__, "foreign") <= 4:
             super().wait(event)
@@ -163,7 +143,6 @@ class EventSlotsAreReused(BaseStream):
     """The old handle shows the new event."""
 
     def record(self, event: Event) -> None:
-        """Let the old event stand for the new end."""
         super().record(event)
         slots: list[BaseEvent] = self.device.__dict__.setdefault("slots", [])
         if isinstance(event, BaseEvent):
@@ -180,7 +159,6 @@ class FailureIsForgotten(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Forget failures that are too old."""
         try:
             super().sync(timeout_s)
         except DeviceFault:
@@ -197,7 +175,6 @@ class FailureIsHidden(BaseEvent):
     __slots__ = ()
 
     def sync(self, timeout_s: float) -> None:
-        """Look for a failure if the event is the end of its stream."""
         try:
             super().sync(timeout_s)
         except DeviceFault:
@@ -237,7 +214,6 @@ class SyncSeesTheBeginning(_SeesBeginnings):
     """The queue is empty, and the device is not idle."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for the beginning of the last one."""
         self._require_usable()
         self.await_begun(self.progress.enqueued, timeout_s)
         self._require_usable()
@@ -249,7 +225,6 @@ class IsDoneSeesTheBeginning(_SeesBeginnings):
 
     @property
     def is_done(self) -> bool:
-        """Whether everything has begun."""
         return super().is_done or self.begun >= self.progress.enqueued
 
 
@@ -280,7 +255,6 @@ class EventMarksTheBeginning(_SeesBeginnings):
     """It is signalled by the queue, not by the device."""
 
     def record(self, event: Event) -> None:
-        """Let the event look at beginnings."""
         super().record(event)
         if isinstance(event, BaseEvent) and not self.sink.is_capturing:
             early: Any = _Early(self)
@@ -288,15 +262,10 @@ class EventMarksTheBeginning(_SeesBeginnings):
 
 
 @breaks("EVT-2", "A wait holds until the other stream's command has begun.", CPU)
-class WaitSeesTheBeginning(_SeesBeginnings):
+class WaitSeesTheBeginning(_SeesBeginnings, ChangedWaits):
     """The wait is over when the other queue is empty."""
 
-    def wait(self, event: Event) -> None:
-        """Wait for the beginning, for events of this device."""
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         position = event._position
         owner: Any = next(s for s in streams_beside(self) if s.progress is event._progress)
-        self._submit("wait for an event", lambda: owner.await_begun(position, 1.0))
+        return lambda: owner.await_begun(position, 1.0)

@@ -1,6 +1,6 @@
 """Siblings of other mutants: the same mistakes in uses, ops and counts that are seldom tried."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any
 
@@ -8,8 +8,6 @@ import numpy as np
 
 from ggsched.backend.arrays import bind_host
 from ggsched.backend.base import BaseDevice, BaseEvent, BaseProgram, BaseStream
-from ggsched.backend.capture import DeviceGraph
-from ggsched.backend.list_capture import RecordedGraph
 from ggsched.backend.program import BoundNode
 from ggsched.backend.program_body import Command
 from ggsched.backend.protocols import Buffer, Event, HostMemory, Program, Stream
@@ -17,7 +15,7 @@ from tests.mutants.baselines import CPU
 from tests.mutants.behind import _SomeRun
 from tests.mutants.lifetimes import _CountingPool
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import Action, Around, bytes_of, nothing
+from tests.mutants.mutate_calls import Action, Around, bytes_of, is_replayed, nothing
 from tests.mutants.racing import MOMENT_S
 from tests.mutants.scale_launches import _Again
 
@@ -31,7 +29,6 @@ class CopyOffsetsOf31Bits(BaseStream):
     """They are ints of C."""
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Cut the destination's offset."""
         super().copy(src, src_offset, dst, dst_offset % GIB2, nbytes)
 
 
@@ -40,7 +37,6 @@ class FillOffsetsOf31Bits(BaseStream):
     """They are ints of C."""
 
     def fill(self, buffer: Buffer, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Cut the offset."""
         super().fill(buffer, offset % GIB2, nbytes, pattern)
 
 
@@ -49,7 +45,6 @@ class EventHoldsFourStreams(BaseStream):
     """A list of waiters of that length."""
 
     def wait(self, event: Event) -> None:
-        """Count waiters."""
         if isinstance(event, BaseEvent) and event.is_pending:
             waiters: dict[int, int] = self.device.__dict__.setdefault("waiters", {})
             waiters[id(event)] = waiters.get(id(event), 0) + 1
@@ -64,7 +59,6 @@ class ThirdLaunchInFlightIsLost(BaseStream):
     """Its argument block is doubled."""
 
     def launch(self, program: Program) -> None:
-        """Drop a third launch."""
         kept: dict[int, list[int]] = self.__dict__.setdefault("flying", {})
         flying = kept.setdefault(id(program), [])
         flying[:] = [p for p in flying if p > self.progress.done]
@@ -79,14 +73,8 @@ class ThirdLaunchInFlightIsLost(BaseStream):
 class ReplaysShareOneSlot(BaseStream):
     """The stream has a place for one graph."""
 
-    def replay(self, graph: DeviceGraph) -> None:
-        """Look which graph it is when it is its turn."""
-        self._require_usable()
-        if (
-            not isinstance(graph, RecordedGraph)
-            or graph.stream is not self
-            or self.sink.is_capturing
-        ):
+    def replay(self, graph: Any) -> None:
+        if not is_replayed(self, graph):
             super().replay(graph)
             return
         kept = self.__dict__
@@ -161,52 +149,45 @@ class LaterIdsAreWrittenUnchecked(_LaterIds):
 # --- values and ranks -------------------------------------------------------------------------
 
 
+class _Overflows(_Again):
+    """Its results are NaN where operands are large."""
+
+    overflows: Callable[[Any], Any]
+
+    def again(self, node: BoundNode) -> None:
+        bind_host(node.output)[self.overflows(bind_host(node.inputs[0]))] = np.nan
+
+
 @breaks("LCH-3", "sigmoid of numbers far below zero is NaN.", CPU)
-class SigmoidOverflows(_Again):
+class SigmoidOverflows(_Overflows):
     """Infinity divided by infinity."""
 
     ops = ("sigmoid",)
-
-    def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[x < -89] = np.nan
+    overflows = staticmethod(lambda x: x < -89)
 
 
 @breaks("LCH-3", "tanh of large numbers is NaN.", CPU)
-class TanhOverflows(_Again):
+class TanhOverflows(_Overflows):
     """It is made of two exponentials."""
 
     ops = ("tanh",)
-
-    def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[abs(x) > 45] = np.nan
+    overflows = staticmethod(lambda x: abs(x) > 45)
 
 
 @breaks("LCH-3", "gelu of large numbers is NaN.", CPU)
-class GeluOverflows(_Again):
+class GeluOverflows(_Overflows):
     """The cube overflows, or the exponential does."""
 
     ops = ("gelu",)
-
-    def again(self, node: BoundNode) -> None:
-        """Give NaN there."""
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[abs(x) > 1e13] = np.nan
+    overflows = staticmethod(lambda x: abs(x) > 1e13)
 
 
 @breaks("LCH-3", "soft_max does not subtract the largest element.", CPU)
-class SoftMaxOverflows(_Again):
+class SoftMaxOverflows(_Overflows):
     """It is the same for small numbers."""
 
     ops = ("soft_max",)
-
-    def again(self, node: BoundNode) -> None:
-        """Give NaN to rows with large numbers."""
-        x, out = bind_host(node.inputs[0]), bind_host(node.output)
-        out[(np.isfinite(x) & (x > 89)).any(-1)] = np.nan
+    overflows = staticmethod(lambda x: (np.isfinite(x) & (x > 89)).any(-1))
 
 
 @breaks("LCH-3", "In sub and div, a term of lower rank is repeated along the last axis.", CPU)
@@ -216,7 +197,6 @@ class DifferencesAreAlignedLeft(_Again):
     ops = ("sub", "div")
 
     def again(self, node: BoundNode) -> None:
-        """Match from the left, where sizes allow it."""
         x, y, out = (bind_host(o) for o in (*node.inputs, node.output))
         if y.ndim < x.ndim and y.ndim and y.shape == x.shape[: y.ndim]:
             left = y.reshape(*y.shape, *[1] * (x.ndim - y.ndim))
@@ -233,7 +213,6 @@ class PoolForgetsReplays(_CountingPool):
     forgets = "replay"
 
     def use(self, kind: str, buffer: Any, stream: BaseStream) -> None:
-        """Forget what a captured command uses."""
         if not stream.sink.is_capturing:
             super().use(kind, buffer, stream)
 
@@ -243,7 +222,6 @@ class LaunchesCopyImports(BaseDevice):
     """Imported weights are packed."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Compile with copies of imports."""
         from dataclasses import replace
 
         def copied(o: Any) -> Any:
@@ -266,7 +244,6 @@ class HostMemoryOfOneThread(BaseDevice):
     """A pool without a lock."""
 
     def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return the newest of that length."""
         view = super().allocate_host(nbytes)
         kept = self.__dict__.setdefault("host", {})
         kept[nbytes] = view
@@ -280,7 +257,6 @@ class DownloadsShareMemory(BaseDevice):
     """There is one for the device."""
 
     def read_memory(self, memory: Any, offset: int, target: HostMemory) -> None:
-        """Go through it."""
         block = self.__dict__.setdefault("through", np.zeros(1 << 22, np.uint8))
         n = target.nbytes
         if not 0 < n <= block.size:
@@ -299,13 +275,11 @@ class ClosedDeviceTakesSiblings(BaseDevice):
     """They share a context."""
 
     def create_stream(self) -> BaseStream:
-        """Put it on a list of all."""
         stream = super().create_stream()
         _EVERY.append(stream)
         return stream
 
     def close(self) -> None:
-        """Close all."""
         super().close()
         for stream in _EVERY:
             stream.is_closed = True
@@ -320,7 +294,6 @@ class ClosedProgramTakesOthers(BaseDevice):
     """They share a module."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Close those that are older with it."""
         program = super().compile(nodes, stream)
         made: list[BaseProgram] = self.__dict__.setdefault("made", [])
         older = [p for p in made if p.stream is stream]
@@ -342,7 +315,6 @@ class ClosedEventTakesOthers(BaseDevice):
     """They are numbers of one counter, and a closed one releases it."""
 
     def create_event(self) -> BaseEvent:
-        """Return an event that takes older ones along."""
         made: list[BaseEvent] = self.__dict__.setdefault("events", [])
 
         class Takes(BaseEvent):
@@ -366,7 +338,6 @@ class UploadsRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is an upload."""
         return command == "upload"
 
 
@@ -375,7 +346,6 @@ class FillsRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a fill."""
         return command == "fill"
 
 
@@ -384,5 +354,4 @@ class LaunchesRunBehindAFailure(_SomeRun):
     """They have a queue of their own."""
 
     def runs(self, command: Command) -> bool:
-        """Whether it is a launch."""
         return not isinstance(command, str) and type(command).__name__ != "_Replay"

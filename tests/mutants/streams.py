@@ -26,7 +26,6 @@ class CopiesOvertakeLaunches(SimStream):
     """The copy engine has a queue of its own, and the planner does not know."""
 
     def predecessors(self, kind: CommandKind) -> Iterable[Task | None]:
-        """Return the last task of one lane."""
         lanes = self.queues[:1] if kind == "launch" else self.queues[1:]
         return [queue.last for queue in lanes]
 
@@ -36,7 +35,6 @@ class BarrierIgnored(SimStream):
     """Launches and copies go on overtaking each other."""
 
     def barrier(self) -> None:
-        """Forget it."""
         self._require_usable()
 
 
@@ -45,7 +43,6 @@ class BeginsTooEarly(SimStream):
     """Two commands of a stream are under way at a time."""
 
     def predecessors(self, kind: CommandKind) -> Iterable[Task | None]:
-        """Return what the last task comes after."""
         last = self.queues[0].last
         return [] if last is None else list(last.after)
 
@@ -55,7 +52,6 @@ class DownloadAtOnce(BaseStream):
     """A synchronous get against queued work."""
 
     def download(self, buffer: Buffer, offset: int, target: HostMemory) -> None:
-        """Read now."""
         self._require_usable()
         checks.check_download(self.device, buffer, offset, target)
         self.device.read_memory(own_buffer(buffer).memory, offset, target)
@@ -66,7 +62,6 @@ class UploadAtOnce(BaseStream):
     """A synchronous set against queued work."""
 
     def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
-        """Write now."""
         self._require_usable()
         checks.check_upload(self.device, source, buffer, offset)
         self.device.write_memory(writable_memory(buffer), offset, source)
@@ -77,11 +72,9 @@ class LongCopyEndsLate(BaseStream):
     """A copy is cut into pieces, and the last one is queued by itself."""
 
     def begin(self) -> None:
-        """Make room for the last piece."""
         self.rest: list[Callable[[], None]] = []
 
     def copy(self, src: Buffer, src_offset: int, dst: Buffer, dst_offset: int, nbytes: int) -> None:
-        """Leave the last eight bytes of a mebibyte for later."""
         late = 8 if nbytes >= 1 << 20 else 0
         super().copy(src, src_offset, dst, dst_offset, nbytes - late)
         if late:
@@ -96,7 +89,6 @@ class LongCopyEndsLate(BaseStream):
             super()._submit("copy", piece)
 
     def sync(self, timeout_s: float) -> None:
-        """Copy what is left, and wait."""
         if self.rest:
             self._submit("nothing", lambda: None)
         super().sync(timeout_s)
@@ -120,7 +112,6 @@ class WaitBlocksTheCaller(BaseStream):
     """The host syncs where the stream should wait."""
 
     def wait(self, event: Event) -> None:
-        """Block, for events of this backend."""
         if isinstance(event, BaseEvent):
             event.sync(SHORT_S)
         super().wait(event)
@@ -148,7 +139,6 @@ class HundredCommands(SimStream):
         super()._admit(task)
 
     def sync(self, timeout_s: float) -> None:
-        """Empty the queue."""
         super().sync(timeout_s)
         self._since_sync = 0
 
@@ -161,36 +151,30 @@ class RunsWhenSynced(BaseStream):
     """It batches, and nothing but sync flushes."""
 
     def begin(self) -> None:
-        """Make room for what is held back."""
         self.held: list[tuple[Command, Callable[[], None]]] = []
         self.count = self.progress.enqueued
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is held back and all is complete."""
         return not self.held and super().is_done
 
     def _submit(self, command: Command, work: Callable[[], None]) -> None:
         self.held.append((command, work))
 
     def flush(self) -> None:
-        """Enqueue what is held back."""
         held, self.held = self.held, []
         for command, work in held:
             super()._submit(command, work)
 
     def record(self, event: Event) -> None:
-        """Flush, or the event would stand for less."""
         self.flush()
         super().record(event)
 
     def sync(self, timeout_s: float) -> None:
-        """Flush and wait."""
         self.flush()
         super().sync(timeout_s)
 
     def close(self) -> None:
-        """Flush and close."""
         self.flush()
         super().close()
 
@@ -224,11 +208,9 @@ class EventNeedsItsSync(BaseEvent):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been synced."""
         return super().is_done and self._position < 0
 
     def sync(self, timeout_s: float) -> None:
-        """Wait, and note it."""
         super().sync(timeout_s)
         self._position = -1
 
@@ -238,7 +220,6 @@ class WaitsNeedTheHost(BaseStream):
     """The thread that would look is the host's own."""
 
     def wait(self, event: Event) -> None:
-        """Let the worker stand still until somebody syncs."""
         kept = self.device.__dict__
 
         def stand_still() -> None:
@@ -251,7 +232,6 @@ class WaitsNeedTheHost(BaseStream):
             self._submit("wait for an event", stand_still)
 
     def sync(self, timeout_s: float) -> None:
-        """Count those who wait."""
         kept = self.device.__dict__
         kept["syncs"] = int(kept.get("syncs", 0)) + 1
         try:

@@ -10,7 +10,7 @@ from ggsched_testing.sim import SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_TWO_QUEUES
 from tests.mutants.mutant import breaks
-from tests.mutants.mutate_calls import streams_beside
+from tests.mutants.mutate_calls import share_queue, streams_beside
 
 # --- STR-4 ------------------------------------------------------------------------------------
 
@@ -20,24 +20,9 @@ class OneWorkerForAll(BaseDevice):
     """A stream that waits holds up every other one."""
 
     def create_stream(self) -> BaseStream:
-        """Return a stream that puts its commands on the queue of the first."""
         stream = super().create_stream()
         first = next((s for s in self._streams if not s.is_closed and s is not stream), None)
-        if first is not None:
-            progress, put = stream.progress, first._submit
-
-            def submit(command: Command, work: Callable[[], None]) -> None:
-                def run() -> None:
-                    try:
-                        work()
-                    finally:
-                        progress.finish_one()
-
-                progress.enqueued += 1
-                put(command, run)
-
-            stream._submit = submit  # type: ignore[method-assign]
-        return stream
+        return stream if first is None else share_queue(stream, first)
 
 
 @breaks("STR-4", "Transfers of all streams go through one queue, in order.", SIM)
@@ -60,7 +45,6 @@ class SyncWaitsForTheDevice(BaseStream):
     """As a library does that has one sync for all."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for all."""
         for stream in streams_beside(self):
             stream.progress.require(stream.progress.enqueued, timeout_s)
         super().sync(timeout_s)
@@ -71,7 +55,6 @@ class FirstSyncWaitsForAll(BaseStream):
     """Until it has commands of its own, it is the default stream."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for all, if there is nothing else to wait for."""
         if not self.progress.enqueued:
             for stream in streams_beside(self):
                 stream.progress.require(stream.progress.enqueued, timeout_s)
@@ -86,7 +69,6 @@ class SyncReturnsAtOnce(BaseStream):
     """What was enqueued may not have begun."""
 
     def sync(self, timeout_s: float) -> None:
-        """Return."""
         self._require_usable()
 
 
@@ -95,7 +77,6 @@ class SyncOfOneQueue(SimStream):
     """The transfers are forgotten."""
 
     def everything(self) -> list[Task | None]:
-        """Return the last launch."""
         return [self.queues[0].last]
 
 
@@ -104,7 +85,6 @@ class TimeoutPoisons(BaseStream):
     """Who asks too early is punished."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait; fail for good if that takes too long."""
         try:
             super().sync(timeout_s)
         except SyncTimeout as error:
@@ -117,7 +97,6 @@ class NoTimeNoSync(BaseStream):
     """Zero is taken for too late."""
 
     def sync(self, timeout_s: float) -> None:
-        """Refuse to look."""
         if timeout_s <= 0:
             raise SyncTimeout("no time to wait", where=self.progress.where)
         super().sync(timeout_s)
@@ -128,7 +107,6 @@ class SyncMissesTheLast(SimStream):
     """Off by one."""
 
     def sync(self, timeout_s: float) -> None:
-        """Wait for what the last command comes after."""
         self._require_usable()
         last = self.queues[0].last
         before: list[Task | None] = [] if last is None else list(last.after)
@@ -144,7 +122,6 @@ class IsDoneBlocks(BaseStream):
 
     @property
     def is_done(self) -> bool:
-        """Wait, and say yes."""
         self.progress.wait_for(self.progress.enqueued, threading.TIMEOUT_MAX)
         return True
 
@@ -157,7 +134,6 @@ class EventIsDoneBlocks(BaseEvent):
 
     @property
     def is_done(self) -> bool:
-        """Wait, and say yes."""
         progress = self._progress
         return progress is not None and progress.wait_for(self._position, threading.TIMEOUT_MAX)
 
@@ -168,7 +144,6 @@ class AlwaysDone(BaseStream):
 
     @property
     def is_done(self) -> bool:
-        """Say yes."""
         return True
 
 
@@ -178,7 +153,6 @@ class NeverDone(BaseStream):
 
     @property
     def is_done(self) -> bool:
-        """Say no, unless nothing was ever enqueued."""
         return self.progress.enqueued == 0
 
 

@@ -17,7 +17,6 @@ class UndeclaredOpCompiles(BaseDevice):
     """The planner would have placed the node elsewhere."""
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
-        """Leave out what it does not know."""
         try:
             return super().compile(nodes, stream)
         except UsageError as error:
@@ -31,7 +30,6 @@ class MoreStreamsThanDeclared(BaseDevice):
     """The figure was a guess."""
 
     def create_stream(self) -> BaseStream:
-        """Look the other way while counting."""
         declared, self.facts = self.facts, replace(self.facts, max_streams=1000)
         try:
             return super().create_stream()
@@ -44,7 +42,6 @@ class FewerStreamsThanDeclared(BaseDevice):
     """The ninth one is refused."""
 
     def create_stream(self) -> BaseStream:
-        """Count to eight."""
         if sum(not s.is_closed for s in self._streams) >= 8:
             raise UsageError("more than 8 streams", where=self.facts.name)
         return super().create_stream()
@@ -55,7 +52,6 @@ class DeclaredImportIsRefused(BaseDevice):
     """It was not built with it."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Refuse."""
         raise UsageError("cannot import host memory", where=self.facts.name)
 
 
@@ -66,7 +62,6 @@ class UndeclaredImportWorks(BaseDevice):
     """A planner that believes the facts copies for nothing."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Import nevertheless."""
         declared, self.facts = self.facts, replace(self.facts, imports_host_memory=True)
         try:
             return super().import_host(memory)
@@ -79,7 +74,6 @@ class ImportedMemoryIsWritten(BaseDevice):
     """Weights that were mapped from a file change in it."""
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
-        """Import, and drop the mark."""
         buffer = super().import_host(memory)
         buffer.readonly = False
         return buffer
@@ -90,7 +84,6 @@ class UndeclaredEventsWork(SimDevice):
     """The planner lets the host wait instead."""
 
     def create_event(self) -> SimEvent:
-        """Make one."""
         return self.make_event(self.world.next_number("events"))
 
 
@@ -99,7 +92,6 @@ class FactsChange(BaseDevice):
     """The memory that is left is declared as the memory that there is."""
 
     def allocate(self, nbytes: int) -> BaseBuffer:
-        """Allocate, and declare less."""
         buffer = super().allocate(nbytes)
         self.facts = replace(self.facts, max_allocation_nbytes=self.free_nbytes - 1)
         return buffer

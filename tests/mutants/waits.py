@@ -10,6 +10,7 @@ from ggsched_testing.sim import SimDevice, SimEvent, SimStream
 from ggsched_testing.sim.engine import Task
 from tests.mutants.baselines import CPU, SIM, SIM_APART, SIM_BARRIER
 from tests.mutants.mutant import breaks
+from tests.mutants.mutate_calls import ChangedWaits
 from tests.mutants.streams import SHORT_S
 
 # --- EVT-2 ------------------------------------------------------------------------------------
@@ -40,28 +41,21 @@ class WaitIgnored(BaseStream):
     """Streams of one device are taken for ordered."""
 
     def wait(self, event: Event) -> None:
-        """Ignore it."""
         if not isinstance(event, BaseEvent) or not event.is_pending:
             super().wait(event)
 
 
 @breaks("EVT-2", "The fallback for events forgot to wait: it looks once and goes on.", CPU)
-class FallbackForgotToWait(BaseStream):
+class FallbackForgotToWait(ChangedWaits):
     """It polls for a millisecond."""
 
-    def wait(self, event: Event) -> None:
-        """Let the worker look for a moment."""
-        if not isinstance(event, BaseEvent) or not event.is_pending:
-            super().wait(event)
-            return
-        self._require_usable()
-
+    def waiting_for(self, event: BaseEvent) -> Callable[[], None]:
         def look() -> None:
             deadline = monotonic() + 0.001
             while not event.is_done and monotonic() < deadline:
                 pass
 
-        self._submit("wait for an event", look)
+        return look
 
 
 @breaks("EVT-2", "Of several waits in a row only the last one holds.", CPU)
@@ -69,11 +63,9 @@ class LastWaitWins(BaseStream):
     """There is one place for an event to wait for."""
 
     def begin(self) -> None:
-        """Make the place."""
         self.awaited: Event | None = None
 
     def wait(self, event: Event) -> None:
-        """Put it there."""
         if isinstance(event, BaseEvent) and event.is_recorded:
             self._require_usable()
             self.awaited = event
@@ -87,7 +79,6 @@ class LastWaitWins(BaseStream):
         super()._submit(command, work)
 
     def record(self, event: Event) -> None:
-        """Wait first, then record."""
         if self.awaited is not None:
             self._submit("nothing", lambda: None)
         super().record(event)
@@ -104,7 +95,6 @@ class WaitsAreNotPassedOn(SimStream):
         self.work = self.queues[0].last
 
     def recorded(self) -> Iterable[Task | None]:
-        """Return the last piece of work."""
         return [self.work]
 
 
@@ -116,7 +106,6 @@ class ForeignEventsIgnored(BaseStream):
     """What it does not know it does not wait for."""
 
     def wait(self, event: Event) -> None:
-        """Wait for events of its own kind."""
         if isinstance(event, BaseEvent):
             super().wait(event)
 
@@ -126,7 +115,6 @@ class ForeignWaitBlocksTheCaller(BaseStream):
     """The path says 'thread', and the thread is the host's."""
 
     def wait(self, event: Event) -> None:
-        """Block."""
         if not isinstance(event, BaseEvent):
             event.sync(SHORT_S)
         super().wait(event)
@@ -137,7 +125,6 @@ class PathHostIsNotRefused(SimDevice):
     """They are accepted, and ignored."""
 
     def make_stream(self, number: int) -> SimStream:
-        """Return a stream that ignores them."""
         stream = super().make_stream(number)
         wait = stream.wait
 
@@ -154,7 +141,6 @@ class SiblingsAreIgnored(SimStream):
     """The wait looks the event up among the device's own."""
 
     def notice_of(self, event: SimEvent) -> Task | None:
-        """Return the task that notifies of an own event, and nothing for others."""
         return super().notice_of(event) if event.device is self.device else None
 
 
@@ -163,7 +149,6 @@ class ForeignRecordAccepted(BaseStream):
     """Nothing is signalled to anybody."""
 
     def record(self, event: Event) -> None:
-        """Ignore what is not its own."""
         if event.device is self.device:
             super().record(event)
 
@@ -173,7 +158,6 @@ class ForeignEventClosed(BaseStream):
     """It tidies up what is not its own."""
 
     def wait(self, event: Event) -> None:
-        """Wait, and close in the end."""
         super().wait(event)
         if not isinstance(event, BaseEvent):
             self._submit("nothing", event.close)

@@ -8,7 +8,7 @@ import numpy as np
 from ggsched.backend.protocols import Buffer
 from ggsched.errors import OutOfDeviceMemory
 from ggsched_testing.conformance.case import case
-from ggsched_testing.conformance.cases_buffers import is_freed
+from ggsched_testing.conformance.cases_buffers import is_freed, made_after
 from ggsched_testing.conformance.context import NBYTES, TestContext
 from ggsched_testing.conformance.long_work import Enqueuing
 
@@ -165,19 +165,16 @@ def buf2_freed_under_a_replay(w: TestContext) -> None:
         hold = w.hold(q)
         w.replay(q, graph)
         if is_freed(w, x):
-            made = [(w.buffer(), w.bytes()) for _ in range(4)]
-            for buffer, data in made:
-                w.put(free, buffer, data)
+            made = made_after(w, free, 4)
             hold.release()
             w.until(lambda q=q: q.is_done, f"{w.name(q)} is not done")  # type: ignore[misc]
             seen = w.get(free, y)
-            for buffer, data in made:
+            for buffer, data in made.items():
                 w.equal(w.get(free, buffer), data, "a buffer made after the close")
                 leaked = reads and np.array_equal(seen, data)
                 w.require(not leaked, "the replay has read a buffer that was made after the close")
         hold.release()
-        for stream in (q, free):
-            w.close(stream)
+        w.close(q, free)
 
 
 @case("BUF-5", "What the host writes into imported memory is seen by launches.", "import", "launch")
@@ -206,18 +203,15 @@ def buf5_launches_see_host_writes(w: TestContext) -> None:
 def evt5_closed_beside_others(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     for closed in range(3):
-        x, y, data = w.buffer(), w.buffer(), w.bytes()
-        w.put(a, x, w.bytes())
-        hold = w.hold(a)
-        w.upload(a, data, x)
+        y = w.buffer()
+        x, data, hold = w.uploading(a)
         events = [w.record(a) for _ in range(3)]
         w.close(events.pop(closed))
         w.not_done(*events)
         for event in events:
             w.wait(b, event)
         w.copy(b, x, 0, y, 0, NBYTES)
-        w.release_held(hold, b)
-        w.sync(b)
+        w.sync_held(hold, b)
         w.equal(w.get(b, y), data, "copied behind events beside one that was closed")
 
 

@@ -78,12 +78,8 @@ def buf1_alignment(w: TestContext) -> None:
 # --- BUF-2 ------------------------------------------------------------------------------------
 
 
-@case(
-    "BUF-2",
-    "Memory freed under an upload is not handed out before that is done.",
-    "latch",
-    "two streams",
-)
+@case("BUF-2", "Memory freed under an upload is not handed out before that is done.", "latch",
+      "two streams")  # fmt: skip
 def buf2_freed_under_an_upload(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()
     w.put(q, x, w.bytes())
@@ -131,16 +127,22 @@ def is_freed(w: TestContext, buffer: Buffer) -> bool:
 def _others_survive(w: TestContext, hold: Hold, q: Stream) -> list[Bytes]:
     """Insist that buffers made now keep their content when the held work has run; return it."""
     free = w.stream()
-    others, content = [], []
-    for _ in range(8):
-        others.append(w.buffer())
-        content.append(w.bytes())
-        w.put(free, others[-1], content[-1])
+    made = made_after(w, free, 8)
     hold.release()
     w.until(lambda: q.is_done, f"{w.name(q)} is not done")
-    for buffer, data in zip(others, content, strict=True):
+    for buffer, data in made.items():
         w.equal(w.get(free, buffer), data, "a buffer made after the close")
-    return content
+    return list(made.values())
+
+
+def made_after(w: TestContext, q: Stream, count: int) -> dict[Buffer, Bytes]:
+    """Return buffers that are made when another one was closed, and what they hold."""
+    made: dict[Buffer, Bytes] = {}
+    for _ in range(count):
+        buffer, data = w.buffer(), w.numbers().view(np.uint8)
+        w.put(q, buffer, data)
+        made[buffer] = data.copy()
+    return made
 
 
 # --- BUF-3 ------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ OUTSIDE = ((-1, 4), (NBYTES - 3, 4), (0, NBYTES + 1), (NBYTES + 1, 0), (1 << 40,
 @case("BUF-3", "Uploads and downloads outside the buffer are refused.")
 def buf3_transfers_outside(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     for offset, nbytes in OUTSIDE:
         w.refused(UsageError, w.upload, q, w.bytes(nbytes), x, offset)
         w.refused(UsageError, w.download, q, x, offset, nbytes)
@@ -161,7 +163,7 @@ def buf3_transfers_outside(w: TestContext) -> None:
 @case("BUF-3", "Copies outside either buffer are refused, and negative lengths.")
 def buf3_copies_outside(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     y = w.buffer(4 * NBYTES)
     for offset, nbytes in OUTSIDE:
         w.refused(UsageError, w.copy, q, x, offset, y, 0, nbytes)
@@ -174,7 +176,7 @@ def buf3_copies_outside(w: TestContext) -> None:
 @case("BUF-3", "Operands outside their buffer are refused when they are compiled.", "launch")
 def buf3_operands_outside(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     y = w.buffer()
     count = NBYTES // 4
     for offset in (4, -4, NBYTES):
@@ -186,7 +188,7 @@ def buf3_operands_outside(w: TestContext) -> None:
 @case("BUF-3", "Regions that end where the buffer ends are legal.")
 def buf3_up_to_the_end(w: TestContext) -> None:
     q = w.stream()
-    x, content = _filled(w, q)
+    x, content = w.filled(q)
     last = w.bytes(1)
     w.upload(q, last, x, NBYTES - 1)
     w.upload(q, w.bytes(0), x, NBYTES)
@@ -195,20 +197,11 @@ def buf3_up_to_the_end(w: TestContext) -> None:
     w.equal(w.get(q, x, NBYTES, 0), content[:0], "nothing at the end")
 
 
-def _filled(w: TestContext, q: Stream) -> tuple[Buffer, np.ndarray]:
-    x, content = w.buffer(), w.bytes()
-    w.put(q, x, content)
-    return x, content.copy()
-
-
 # --- BUF-4 ------------------------------------------------------------------------------------
 
 
-@case(
-    "BUF-4",
-    "A host view shows what the stream wrote, and the stream what the host wrote.",
-    "host memory",
-)
+@case("BUF-4", "A host view shows what the stream wrote, and the stream what the host wrote.",
+      "host memory")  # fmt: skip
 def buf4_view_is_the_memory(w: TestContext) -> None:
     q = w.stream()
     x, data, mine = w.buffer(), w.bytes(), w.bytes()

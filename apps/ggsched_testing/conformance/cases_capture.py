@@ -7,10 +7,10 @@ import numpy as np
 
 from ggsched.backend.capture import Capture, DeviceGraph
 from ggsched.backend.protocols import Buffer, Stream
-from ggsched.errors import DeviceFault, UsageError
+from ggsched.errors import UsageError
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import LABEL, lookup
+from ggsched_testing.conformance.faults import LABEL, compiled_lookup, fails_by_name
 
 
 def captured_by_way_of(
@@ -34,20 +34,15 @@ def replayed_when_released(
     w.upload(q, data, x)
     w.replay(q, graph)
     seen = w.download(q, z)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(seen, data, what)
 
 
 # --- CAP-1 ------------------------------------------------------------------------------------
 
 
-@case(
-    "CAP-1",
-    "A graph that is replayed does what its commands did, on the same regions.",
-    "capture",
-    "launch",
-)
+@case("CAP-1", "A graph that is replayed does what its commands did, on the same regions.",
+      "capture", "launch")  # fmt: skip
 def cap1_replay_equals_enqueueing(w: TestContext) -> None:
     q, (x, y, z) = w.stream(), w.buffers(3)
     program = w.compute(q, [(x, 0)], (y, 0))
@@ -67,9 +62,7 @@ def cap1_replay_equals_enqueueing(w: TestContext) -> None:
 def cap1_replay_keeps_its_place(w: TestContext) -> None:
     q, (x, y) = w.stream(), w.buffers(2)
     w.put(q, x, w.bytes())
-    capture = w.capture(q)
-    w.copy(q, x, 0, y, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
     first, second = w.bytes(), w.bytes()
     hold = w.hold(q)
     w.upload(q, first, x)
@@ -78,19 +71,13 @@ def cap1_replay_keeps_its_place(w: TestContext) -> None:
     w.upload(q, second, x)
     w.replay(q, graph)
     again = w.download(q, y)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(seen, first, "downloaded behind the first replay")
     w.equal(again, second, "downloaded behind the second replay")
 
 
-@case(
-    "CAP-1",
-    "All streams of a capture fork from the first and are joined to it.",
-    "capture",
-    "events",
-    "two streams",
-)
+@case("CAP-1", "All streams of a capture fork from the first and are joined to it.", "capture",
+      "events", "two streams")  # fmt: skip
 def cap1_streams_fork_and_join(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y, z = w.buffers(3)
@@ -100,9 +87,8 @@ def cap1_streams_fork_and_join(w: TestContext) -> None:
         replayed_when_released(w, a, graph, x, z, "made by the second stream of a graph")
 
 
-@case(
-    "CAP-1", "A capture begun on a held stream has nothing of what came before.", "capture", "latch"
-)
+@case("CAP-1", "A capture begun on a held stream has nothing of what came before.", "capture",
+      "latch")  # fmt: skip
 def cap1_begun_while_held(w: TestContext) -> None:
     q, (x, y) = w.stream(), w.buffers(2)
     before, first, second = w.bytes(), w.bytes(), w.bytes()
@@ -127,14 +113,11 @@ def cap1_graph_of_another_stream(w: TestContext) -> None:
     q, (x, y) = w.stream(), w.buffers(2)
     data = w.bytes()
     w.put(q, x, data)
-    capture = w.capture(q)
-    w.copy(q, x, 0, y, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
     if w.device.facts.max_streams > 1:
         w.refused(UsageError, w.replay, w.stream(), graph)
     w.replay(q, graph)
-    w.close(graph)
-    w.close(graph)
+    w.close(graph, graph)
     w.equal(w.get(q, y), data, "made by a graph that was closed behind its replay")
     w.refused(UsageError, w.replay, q, graph)
 
@@ -144,20 +127,14 @@ def cap1_fault_in_a_replay(w: TestContext) -> None:
     if "get_rows:f32" not in w.device.facts.ops:
         return
     q = w.stream()
-    table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
-    w.put(q, table, np.zeros(16, np.float32))
-    w.put(q, ids, np.zeros(1, np.int32).view(np.uint8))
-    program = w.compile([lookup(table, ids, out)], q)
-    capture = w.capture(q)
-    w.launch(q, program)
-    graph = w.end(capture)
+    ids, _, program = compiled_lookup(w, q, np.zeros(16, np.float32), 0)
+    graph = w.captured(q, lambda: w.launch(q, program))
     w.replay(q, graph)
     w.sync(q)
     good = w.record(q) if w.device.facts.has_events else None
     w.put(q, ids, np.array([1000], np.int32).view(np.uint8))
     w.replay(q, graph)
-    error = w.refused(DeviceFault, w.sync, q)
-    w.require(LABEL in error.one_line(), f"the fault does not name the node: {error.one_line()}")
+    fails_by_name(w, LABEL, w.sync, q)
     if good is not None:
         w.sync(good)
 
@@ -233,13 +210,8 @@ def cap2_given_up(w: TestContext) -> None:
     w.equal(w.get(q, y), data, "copied after a capture that was given up")
 
 
-@case(
-    "CAP-2",
-    "An event that was recorded in a capture is of no use outside.",
-    "capture",
-    "events",
-    "two streams",
-)
+@case("CAP-2", "An event that was recorded in a capture is of no use outside.", "capture",
+      "events", "two streams")  # fmt: skip
 def cap2_event_of_a_capture(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     x, y = w.buffers(2)

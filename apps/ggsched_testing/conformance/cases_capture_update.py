@@ -9,12 +9,12 @@ import numpy as np
 
 from ggsched.backend.capture import Capture, DeviceGraph
 from ggsched.backend.protocols import Buffer, Stream
-from ggsched.errors import DeviceFault, UsageError
+from ggsched.errors import UsageError
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.cases_capture import captured_by_way_of, replayed_when_released
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import LABEL, lookup
+from ggsched_testing.conformance.faults import LABEL, fails_by_name, lookup
 
 
 def _captured_copy(w: TestContext, q: Stream, src: Buffer, dst: Buffer) -> Capture:
@@ -41,9 +41,8 @@ def _renewed(w: TestContext, capture: Capture, graph: DeviceGraph) -> DeviceGrap
     return made
 
 
-@case(
-    "CAP-4", "An updated graph uses other buffers, and those that it had are left alone.", "update"
-)
+@case("CAP-4", "An updated graph uses other buffers, and those that it had are left alone.",
+      "update")  # fmt: skip
 def cap4_other_buffers(w: TestContext) -> None:
     q = w.stream()
     x, y, z, v = w.buffers(4)
@@ -58,8 +57,7 @@ def cap4_other_buffers(w: TestContext) -> None:
     w.replay(q, graph)
     w.equal(w.get(q, v), new, "made in another buffer by a replay behind the update")
     w.equal(w.get(q, y), mark, "in the buffer that the graph had before the update")
-    w.close(x)
-    w.close(y)
+    w.close(x, y)
     new = w.bytes()
     w.put(q, z, new)
     w.replay(q, graph)
@@ -73,8 +71,7 @@ def cap4_closed_before(w: TestContext) -> None:
     graph = w.end(_captured_copy(w, q, x, y))
     w.replay(q, graph)
     w.sync(q)
-    w.close(x)
-    w.close(y)
+    w.close(x, y)
     z, v = w.buffers(2)
     data = w.bytes()
     w.put(q, z, data)
@@ -88,17 +85,14 @@ def cap4_other_programs(w: TestContext) -> None:
     q = w.stream()
     x, y, z, v = w.buffers(4)
     first, second = w.compute(q, [(x, 0)], (y, 0)), w.compute(q, [(z, 0)], (v, 0))
-    capture = w.capture(q)
-    w.launch(q, first)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.launch(q, first))
     mark = w.bytes()
     w.put(q, y, mark)
     w.order(q)
     capture = w.capture(q)
     w.launch(q, second)
     graph = _renewed(w, capture, graph)
-    w.close(first)
-    w.close(x)
+    w.close(first, x)
     for _ in range(2):
         numbers = w.numbers()
         w.put(q, z, numbers)
@@ -153,8 +147,7 @@ def cap4_enqueued_replays(w: TestContext) -> None:
     del first
     seen = w.download(q, y)
     w.replay(q, graph)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(seen, data, "downloaded behind the replay from before the update")
     w.equal(target, data, "downloaded by the replay from before the update")
     w.equal(again, later, "downloaded by the replay from behind the update")
@@ -267,5 +260,4 @@ def cap4_fault_behind_an_update(w: TestContext) -> None:
         w.replay(q, graph)
         if row < 4:
             w.sync(q)
-    error = w.refused(DeviceFault, w.sync, q)
-    w.require(LABEL in error.one_line(), f"the fault does not name the node: {error.one_line()}")
+    fails_by_name(w, LABEL, w.sync, q)

@@ -11,16 +11,13 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import FLOAT_DTYPES, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched_testing.allowance import is_within, rounding_allowances
 from ggsched_testing.conformance.call_trace import flat
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.cases_fusions import chains
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.conformance.exact import EXACT_OPS
-from ggsched_testing.conformance.oprun import prepare
-from ggsched_testing.conformance.rules import BrokenRule
+from ggsched_testing.conformance.oprun import agrees, prepare
 from ggsched_testing.generators.values import DrawnGraph, LeafRule, values_for
-from ggsched_testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -118,15 +115,11 @@ def _check(
     if hold is not None:
         hold.release()
     after = w.get(q, prepared.arena)
-    for thing in (prepared.program, prepared.arena, q):
-        w.close(thing)
+    w.close(prepared.program, prepared.arena, q)
     text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
-    expected = run_oracle(graph, values)
-    to_8_bits = w.device.facts.rounds_to_8_bits
-    allowed = rounding_allowances(graph, values, expected, to_8_bits=to_8_bits)
-    for tid, wanted in expected.items():
-        if not is_within(prepared.output(after, tid), wanted, allowed[tid]):
-            raise BrokenRule(f"with constant weights other numbers come of\n{text}")
+    w.require(
+        agrees(w, prepared, after, values), f"with constant weights other numbers come of\n{text}"
+    )
     beside = ~prepared.written()
     w.equal(after[beside], before[beside], f"bytes beside the results of\n{text}")
     w.program.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.program import Operand
 from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import COUNT, NBYTES, TestContext, vector
@@ -13,22 +13,17 @@ def _constant(buffer: Buffer, offset: int = 0, count: int = COUNT) -> Operand:
     return replace(vector(buffer, offset, count), is_constant=True)
 
 
-def _plain(buffer: Buffer, offset: int = 0, count: int = COUNT) -> Operand:
-    return vector(buffer, offset, count)
-
-
 def _program(w: TestContext, q: Stream, *works: tuple[Sequence[Operand], Operand]) -> Program:
-    """Compile the exact op for each (operands, result); operands that are missing repeat."""
-    return w.compile([_node(w, i, *work) for i, work in enumerate(works)], q)
+    """Compile the exact op for each (operands, result)."""
+    return w.compile([w.node(i, *work) for i, work in enumerate(works)], q)
 
 
-def _node(w: TestContext, number: int, inputs: Sequence[Operand], out: Operand) -> BoundNode:
-    op = w.exact
-    operands = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
-    if op.through:
-        operands.append(out)
-    params, label = full_params(op.name, op.params), f"n{number} {op.name}"
-    return BoundNode(number, op.name, tuple(operands), out, params, label)
+def _launch_while_held(w: TestContext, q: Stream, *programs: Program) -> None:
+    hold = w.hold(q)
+    for program in programs:
+        w.launch(q, program)
+    w.pause()  # for a device that reads too much too early
+    hold.release()
 
 
 @case("LCH-7", "Beside a constant, what earlier launches write is seen as they leave it.", "launch")
@@ -40,25 +35,16 @@ def lch7_behind_held_work(w: TestContext) -> None:
     w.put(q, source, new)
     w.put(q, x, w.numbers())
     produce = w.compute(q, [(source, 0)], (x, 0))
-    alone, both = ((_constant(c),), _plain(y)), ((_plain(x), _constant(c)), _plain(z))
+    alone, both = ((_constant(c),), vector(y)), ((vector(x), _constant(c)), vector(z))
     program = _program(w, q, alone, both)
-    hold = w.hold(q)
-    w.launch(q, produce)
-    w.launch(q, program)
-    w.pause()  # for a device that reads too much too early
-    hold.release()
+    _launch_while_held(w, q, produce, program)
     w.equal(w.get(q, y), w.result(constant), "the result of a constant, behind held work")
     expected = w.result(w.result(new), constant)
     w.equal(w.get(q, z), expected, "the result of what held work writes, and of a constant")
 
 
-@case(
-    "LCH-7",
-    "Beside a constant, what another stream writes is seen behind its event.",
-    "launch",
-    "events",
-    "two streams",
-)
+@case("LCH-7", "Beside a constant, what another stream writes is seen behind its event.",
+      "launch", "events", "two streams")  # fmt: skip
 def lch7_behind_an_event(w: TestContext) -> None:
     q, r = w.stream(), w.stream()
     c, source, x, y = w.buffers(4)
@@ -67,7 +53,7 @@ def lch7_behind_an_event(w: TestContext) -> None:
     w.put(q, source, new)
     w.put(q, x, w.numbers())
     produce = w.compute(r, [(source, 0)], (x, 0))
-    program = _program(w, q, ((_plain(x), _constant(c)), _plain(y)))
+    program = _program(w, q, ((vector(x), _constant(c)), vector(y)))
     hold = w.hold(r)
     w.launch(r, produce)
     event = w.record(r)
@@ -89,14 +75,10 @@ def lch7_beside_in_one_buffer(w: TestContext) -> None:
     w.put(q, both, w.numbers(half))
     w.put(q, source, new)
     produce = w.compute(q, [(source, 0)], (both, 0), half)
-    operands = _plain(both, 0, half), _constant(both, NBYTES // 2, half)
-    program = _program(w, q, (operands, _plain(y, 0, half)))
+    operands = vector(both, 0, half), _constant(both, NBYTES // 2, half)
+    program = _program(w, q, (operands, vector(y, 0, half)))
     for _ in range(2):
-        hold = w.hold(q)
-        w.launch(q, produce)
-        w.launch(q, program)
-        w.pause()
-        hold.release()
+        _launch_while_held(w, q, produce, program)
         expected = w.result(w.result(new), constant)
         w.equal(w.get(q, y, 0, NBYTES // 2), expected, "the result of both halves of a buffer")
         new = w.numbers(half)
@@ -108,7 +90,7 @@ def lch7_rewritten_while_idle(w: TestContext) -> None:
     q = w.stream()
     c, x, y, z = w.buffers(4)
     w.put(q, c, w.numbers())
-    alone, both = ((_constant(c),), _plain(y)), ((_plain(x), _constant(c)), _plain(z))
+    alone, both = ((_constant(c),), vector(y)), ((vector(x), _constant(c)), vector(z))
     program = _program(w, q, alone, both)
     for _ in range(3):
         constant, numbers = w.numbers(), w.numbers()
@@ -132,11 +114,11 @@ def lch7_shared_by_programs(w: TestContext) -> None:
     ways = [
         [_constant(c, 0, part)],
         [_constant(c, NBYTES // 4, part)],
-        [_plain(x, 0, part), _constant(c, 0, part)],
-        [_plain(c, NBYTES // 2, part)],
+        [vector(x, 0, part), _constant(c, 0, part)],
+        [vector(c, NBYTES // 2, part)],
     ]
     programs = [
-        (q, _program(w, q, (operands, _plain(out, 0, part))))
+        (q, _program(w, q, (operands, vector(out, 0, part))))
         for operands, out, q in zip(ways, outs, [*streams, *streams] * 2, strict=False)
     ]
     first, second, third, other = (constants[i * part : (i + 1) * part] for i in range(4))
@@ -157,17 +139,13 @@ def lch7_no_longer_constant(w: TestContext) -> None:
     constant, new = w.numbers(), w.numbers()
     w.put(q, c, constant)
     w.put(q, source, new)
-    before = _program(w, q, ((_constant(c),), _plain(y)))
+    before = _program(w, q, ((_constant(c),), vector(y)))
     w.launch(q, before)
     w.equal(w.get(q, y), w.result(constant), "the result of a constant")
     w.close(before)
     produce = w.compute(q, [(source, 0)], (c, 0))
-    after = _program(w, q, ((_plain(c),), _plain(y)))
-    hold = w.hold(q)
-    w.launch(q, produce)
-    w.launch(q, after)
-    w.pause()
-    hold.release()
+    after = _program(w, q, ((vector(c),), vector(y)))
+    _launch_while_held(w, q, produce, after)
     w.equal(w.get(q, y), w.result(w.result(new)), "the result of what was a constant before")
 
 
@@ -176,10 +154,8 @@ def lch7_rewritten_between_replays(w: TestContext) -> None:
     q = w.stream()
     c, y = w.buffers(2)
     w.put(q, c, w.numbers())
-    program = _program(w, q, ((_constant(c),), _plain(y)))
-    capture = w.capture(q)
-    w.launch(q, program)
-    graph = w.end(capture)
+    program = _program(w, q, ((_constant(c),), vector(y)))
+    graph = w.captured(q, lambda: w.launch(q, program))
     for _ in range(3):
         constant = w.numbers()
         w.put(q, c, constant)

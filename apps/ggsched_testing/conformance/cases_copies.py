@@ -10,12 +10,8 @@ from ggsched_testing.conformance.context import NBYTES, TestContext
 # --- CPY-1 ------------------------------------------------------------------------------------
 
 
-@case(
-    "CPY-1",
-    "A copy is not ordered after other streams' work on its buffers.",
-    "latch",
-    "two streams",
-)
+@case("CPY-1", "A copy is not ordered after other streams' work on its buffers.", "latch",
+      "two streams")  # fmt: skip
 def cpy1_not_after_others(w: TestContext) -> None:
     held, q = w.stream(), w.stream()
     x, y = w.buffers(2)
@@ -28,16 +24,11 @@ def cpy1_not_after_others(w: TestContext) -> None:
     w.download(held, unrelated)
     w.copy(q, x, 0, y, 0, NBYTES)
     w.equal(w.get(q, y), data, "copied while another stream is held")
-    w.release_held(hold, held)
-    w.sync(held)
+    w.sync_held(hold, held)
 
 
-@case(
-    "CPY-1",
-    "A copy runs on its own stream, behind what was enqueued there.",
-    "latch",
-    "two streams",
-)
+@case("CPY-1", "A copy runs on its own stream, behind what was enqueued there.", "latch",
+      "two streams")  # fmt: skip
 def cpy1_on_its_own_stream(w: TestContext) -> None:
     held, free = w.stream(), w.stream()
     x, y = w.buffers(2)
@@ -61,9 +52,8 @@ def cpy1_from_the_other_device(w: TestContext) -> None:
     _between(w, w.other, w.device)
 
 
-@case(
-    "CPY-1", "A copy is held by its own stream, and not by the other side's.", "peer copy", "latch"
-)
+@case("CPY-1", "A copy is held by its own stream, and not by the other side's.", "peer copy",
+      "latch")  # fmt: skip
 def cpy1_held_by_its_own_stream(w: TestContext) -> None:
     mine, theirs = w.stream(w.device), w.stream(w.other)
     x, y = w.buffer(), w.buffer(NBYTES, w.other)
@@ -73,8 +63,7 @@ def cpy1_held_by_its_own_stream(w: TestContext) -> None:
     hold = w.hold(mine)
     w.copy(mine, x, 0, y, 0, NBYTES)
     w.equal(w.get(theirs, y), old, "read by the other side while the copy is held")
-    w.release_held(hold, mine)
-    w.sync(mine)
+    w.sync_held(hold, mine)
     w.equal(w.get(theirs, y), new, "read by the other side after the copy")
 
 
@@ -90,8 +79,7 @@ def _between(w: TestContext, src_device: Device, dst_device: Device) -> None:
     w.upload(held, w.bytes(), w.buffer(NBYTES, w.other))
     w.copy(q, x, 0, y, 0, NBYTES)
     w.sync(q)
-    w.release_held(hold, held)
-    w.sync(held)
+    w.sync_held(hold, held)
     w.equal(w.get(q if dst_device is w.device else other, y), data, "copied between two devices")
 
 
@@ -160,8 +148,7 @@ def cpy2_within_a_buffer(w: TestContext) -> None:
 @case("CPY-3", "Source and destination that overlap are refused.")
 def cpy3_overlap(w: TestContext) -> None:
     q = w.stream()
-    x, content = w.buffer(), w.bytes()
-    w.put(q, x, content.copy())
+    x, content = w.filled(q)
     for a, b, n in ((0, 0, NBYTES), (0, 8, 16), (8, 0, 16), (15, 0, 16), (0, 0, 1), (64, 65, 100)):
         w.refused(UsageError, w.copy, q, x, a, x, b, n)
     w.equal(w.get(q, x), content, "after copies that were refused")
@@ -170,8 +157,7 @@ def cpy3_overlap(w: TestContext) -> None:
 @case("CPY-3", "Neighbours do not overlap.")
 def cpy3_neighbours(w: TestContext) -> None:
     q = w.stream()
-    x, content = w.buffer(), w.bytes()
-    w.put(q, x, content.copy())
+    x, content = w.filled(q)
     w.copy(q, x, 0, x, 16, 16)
     w.copy(q, x, 64, x, 48, 16)
     content[16:32] = content[:16].copy()
@@ -206,8 +192,7 @@ def cpy3_zero_bytes_keep_their_place(w: TestContext) -> None:
     event = w.record(a)
     w.wait(b, event)
     w.download_to(b, x, 0, nothing)
-    w.release_held(hold, event, a, b)
-    w.sync(b)
+    w.sync_held(hold, b, event, a)
 
 
 # --- CPY-6 ------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def evt1_drawn_events(w: TestContext) -> None:
     streams = [w.stream() for _ in range(min(3, w.device.facts.max_streams))]
     x = [w.buffer(4) for _ in streams]
     marks: list[list[tuple[Event, Bytes, int]]] = [[] for _ in streams]
-    holds = [w.hold(q) for q in streams[:1]]
+    hold = w.hold(streams[0])
     for i in range(w.draws(300, 60)):
         k = int(w.rng.integers(len(streams)))
         w.fill(streams[k], x[k], 0, 4, i.to_bytes(4, "little"))
@@ -59,10 +59,9 @@ def evt1_drawn_events(w: TestContext) -> None:
             w.require(not is_done, "an event is done, and what is before it is held")
             last.release()
         if i == 24:
-            holds.pop().release()
+            hold.release()
         del w.program[:-24]
-    for hold in holds:
-        hold.release()
+    w.release()
     for some in marks:
         for at in w.rng.permutation(len(some)):
             event, target, i = some[int(at)]

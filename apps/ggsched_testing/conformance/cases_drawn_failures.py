@@ -9,7 +9,13 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import LABEL, lookup, make_fail
+from ggsched_testing.conformance.faults import (
+    LABEL,
+    compiled_lookup,
+    fails_by_name,
+    make_fail,
+    recorded,
+)
 
 MAX_STREAMS = 5
 
@@ -44,14 +50,11 @@ def _chain(w: TestContext, streams: Sequence[Stream]) -> None:
     _work(w, first, int(w.rng.integers(0, 30)))
     events: list[Event] = []
     for q, after in zip(streams, [*streams[1:], None], strict=True):
-        event = w.event(q.device)
-        with suppress(DeviceFault):  # it is recorded all the same (EVT-6)
-            w.record(q, event)
-        events.append(event)
+        events.append(recorded(w, q))
         if after is not None:
             _work(w, after, int(w.rng.integers(0, 4)))
             with suppress(DeviceFault):
-                w.wait(after, event)
+                w.wait(after, events[-1])
             _work(w, after, int(w.rng.integers(0, 8)))
     things: list[Stream | Event] = [*streams, *events]
     for i in w.rng.permutation(len(things)):
@@ -62,8 +65,7 @@ def _chain(w: TestContext, streams: Sequence[Stream]) -> None:
     fresh = w.stream(first.device)
     w.wait(fresh, good)
     w.equal(w.get(fresh, kept), data, "written in front of a failure, behind an event")
-    for q in (*streams, fresh):
-        w.close(q)
+    w.close(*streams, fresh)
 
 
 @case("EVT-6", "A failure behind drawn commands reaches each stream of a drawn chain.", "fault",
@@ -97,14 +99,8 @@ def col4_failing_peer(w: TestContext) -> None:
         return
     for fails in (0, 1):
         a, b = w.stream(), w.stream(w.other)
-        programs, ids, rows = [], [], w.numbers(16)
-        outs = [w.buffer(16, q.device) for q in (a, b)]
-        for q, out in zip((a, b), outs, strict=True):
-            table, chosen = w.buffer(64, q.device), w.buffer(4, q.device)
-            w.put(q, table, rows)
-            w.put(q, chosen, np.array([1], np.int32).view(np.uint8))
-            ids.append(chosen)
-            programs.append(w.compile([lookup(table, chosen, out)], q))
+        rows = w.numbers(16)
+        ids, outs, programs = zip(*(compiled_lookup(w, q, rows, 1) for q in (a, b)), strict=True)
         capture = w.capture(a, b)
         w.wait(b, w.record(a))
         for q, program in zip((a, b), programs, strict=True):
@@ -118,10 +114,7 @@ def col4_failing_peer(w: TestContext) -> None:
         w.put((a, b)[fails], ids[fails], np.array([1000], np.int32).view(np.uint8))
         with suppress(DeviceFault):
             w.replay(a, graph)
-        text = w.refused(DeviceFault, w.sync, a).one_line()
-        w.require(LABEL in text, f"the fault does not name the node: {text}")
-        fresh, x, data = w.stream(w.other), w.buffer(NBYTES, w.other), w.bytes()
-        w.put(fresh, x, data)
-        w.equal(w.get(fresh, x), data, "on the peer after a replay failed")
-        for thing in (graph, a, b, fresh):
-            w.close(thing)
+        fails_by_name(w, LABEL, w.sync, a)
+        fresh = w.stream(w.other)
+        w.works(fresh, "on the peer after a replay failed")
+        w.close(graph, a, b, fresh)

@@ -1,4 +1,4 @@
-"""BUF-5, CPY-6: imports of drawn places, and the memory of another backend."""
+"""BUF-1, BUF-5, CPY-6: buffers of drawn sizes, imports, and the memory of another backend."""
 
 import mmap
 from collections.abc import Callable
@@ -8,13 +8,53 @@ from typing import Final
 import numpy as np
 
 from ggsched.backend.protocols import Buffer
-from ggsched.errors import UsageError
+from ggsched.errors import OutOfDeviceMemory, UsageError
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.conformance.latch import HostEvent
 
 MAX_NBYTES: Final = 70_000
+MIB: Final = 1 << 20
+
+
+@case("BUF-1", "Buffers of drawn sizes keep their bytes while others come and go.")
+def buf1_drawn_sizes(w: TestContext) -> None:
+    q, most = w.stream(), min(MIB, w.device.facts.max_allocation_nbytes)
+    pool, live = w.bytes(most), dict[Buffer, Bytes]()
+    for _ in range(w.draws(160, 60)):
+        if live and w.rng.random() < 0.4:
+            buffer = list(live)[int(w.rng.integers(len(live)))]
+            w.equal(w.get(q, buffer), live.pop(buffer), "a buffer after others were closed")
+            w.close(buffer)
+        else:
+            n = int(most ** w.rng.random())
+            buffer, first = w.buffer(n), int(w.rng.integers(most - n + 1))
+            live[buffer] = pool[first : first + n]
+            w.upload(q, live[buffer], buffer)
+    for buffer, content in live.items():
+        w.equal(w.get(q, buffer), content, "a buffer among others of drawn sizes")
+    for _ in range(w.draws(640, 40)):
+        w.close(closed := w.buffer(int(w.rng.integers(1, 300))))
+        w.refused(UsageError, w.upload, q, pool[:1], closed)
+        del w.program[24:]
+
+
+@case("BUF-1", "In whatever order buffers are closed, all memory can be had again at once.",
+      "little memory")  # fmt: skip
+def buf1_drawn_fragments(w: TestContext) -> None:
+    facts = w.device.facts
+    unit = max(facts.alignment, facts.memory_nbytes // 64)
+    for _ in range(w.draws(6, 3)):
+        held, left = list[Buffer](), facts.memory_nbytes
+        while left >= unit:
+            n = min(int(w.rng.integers(1, 5)) * unit, left // unit * unit)
+            held.append(w.buffer(n))
+            left -= n
+        w.refused(OutOfDeviceMemory, w.buffer, left + 1)
+        for i in w.rng.permutation(len(held)):
+            w.close(held[i], held[i])
+        w.close(w.buffer(min(facts.max_allocation_nbytes, facts.memory_nbytes)))
 
 
 def _map(data: Bytes) -> memoryview:

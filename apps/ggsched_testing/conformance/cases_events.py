@@ -6,7 +6,7 @@ from ggsched.backend.protocols import Event, Stream
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import NBYTES, TestContext
-from ggsched_testing.conformance.faults import make_fail
+from ggsched_testing.conformance.faults import make_fail, recorded
 from ggsched_testing.conformance.latch import HostEvent, can_wait_for_host_events
 
 # --- EVT-1 ------------------------------------------------------------------------------------
@@ -31,37 +31,29 @@ def evt1_covers_the_last_command(w: TestContext) -> None:
     event = w.record(q)
     w.still_held(hold, event)
     later = w.record(q)
-    w.release_held(hold, later)
-    w.sync(later)
+    w.sync_held(hold, later)
     w.require(event.is_done, "an event is not done, and one that was recorded later is")
 
 
 @case("EVT-1", "An event covers uploads, copies and downloads before it.", "events")
 def evt1_covers_copies(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q, y = w.stream(), w.buffer()
+    x, data, hold = w.uploading(q)
     w.copy(q, x, 0, y, 0, NBYTES)
     seen = w.download(q, y)
     event = w.record(q)
-    w.release_held(hold, event)
-    w.sync(event)
+    w.sync_held(hold, event)
     w.equal(seen, data, "downloaded before the record")
 
 
 @case("EVT-1", "An event covers launches before it.", "events", "launch", "two streams")
 def evt1_covers_launches(w: TestContext) -> None:
     q, reader = w.stream(), w.stream()
-    x, y = w.buffers(2)
-    numbers = w.numbers()
-    w.put(q, x, numbers)
-    program = w.compute(q, [(x, 0)], (y, 0))
+    _, y, numbers, program = w.computation(q)
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
-    w.release_held(hold, event)
-    w.sync(event)
+    w.sync_held(hold, event)
     w.equal(w.get(reader, y), w.result(numbers), "launched before the record")
 
 
@@ -76,8 +68,7 @@ def evt1_covers_every_queue(w: TestContext) -> None:
     w.upload(q, data, z)
     w.launch(q, program)
     first = w.record(q)
-    w.release_held(hold, first)
-    w.sync(first)
+    w.sync_held(hold, first)
     w.equal(seen, numbers, "downloaded before the record")
     w.equal(w.get(q, z), data, "uploaded before the record")
     w.equal(w.get(q, y), w.result(numbers), "launched before the record")
@@ -93,8 +84,7 @@ def evt1_covers_nothing_later(w: TestContext) -> None:
     later = w.download(q, x)
     w.sync(event)
     w.require(event.is_done, "is_done is false after sync of the event")
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.equal(later, data, "downloaded after the record")
 
 
@@ -107,8 +97,7 @@ def evt1_two_prefixes(w: TestContext) -> None:
     w.upload(q, w.bytes(), y)
     late = w.record(q)
     w.sync(early)
-    w.release_held(hold, late)
-    w.sync(late)
+    w.sync_held(hold, late)
     w.require(early.is_done and late.is_done, "is_done is false after sync of both events")
 
 
@@ -150,8 +139,7 @@ def evt3_record_twice(w: TestContext) -> None:
     w.upload(q, w.bytes(), w.buffer())
     w.refused(UsageError, w.record, q, event)
     w.sync(event)
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
 
 
 @case("EVT-3", "Recording a second time is refused on another stream too.", "events", "two streams")
@@ -210,32 +198,25 @@ def evt5_done_is_visible(w: TestContext) -> None:
 
 @case("EVT-5", "A timeout of an event's sync changes nothing.", "events", "latch")
 def evt5_timeout(w: TestContext) -> None:
-    q, x = w.stream(), w.buffer()
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q = w.stream()
+    x, data, hold = w.uploading(q)
     seen = w.download(q, x)
     event = w.record(q)
     for limit in (0.0, 0.002):
         w.refused(SyncTimeout, w.sync, event, limit)
-    w.release_held(hold, event, q)
-    w.sync(event)
+    w.sync_held(hold, event, q)
     w.equal(seen, data, "downloaded across a timeout")
 
 
 @case("EVT-5", "Closing an event that is not done is legal and stops nobody.", "events", "latch")
 def evt5_closed_before_done(w: TestContext) -> None:
     a = w.stream()
-    x = w.buffer()
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     event = w.record(a)
     w.wait(a, event)
     w.close(event)
     seen = w.download(a, x)
-    w.release_held(hold, a)
-    w.sync(a)
+    w.sync_held(hold, a)
     w.equal(seen, data, "downloaded behind an event that was closed")
 
 
@@ -246,7 +227,7 @@ def evt5_closed_before_done(w: TestContext) -> None:
 def evt6_failed_event(w: TestContext) -> None:
     q = w.stream()
     make_fail(w, q)
-    event = _record_on_poisoned(w, q)
+    event = recorded(w, q)
     w.refused(DeviceFault, w.sync, event)
     w.until(lambda: event.is_done, "a failed event is not done")
     w.refused(DeviceFault, w.sync, event)
@@ -267,11 +248,9 @@ def evt6_record_on_poisoned(w: TestContext) -> None:
 @case("EVT-6", "A stream that waits for a failed event fails.", "events", "fault", "two streams")
 def evt6_waiter_fails(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x = w.buffer()
-    before = w.bytes()
-    w.put(b, x, before)
+    x, _ = w.filled(b)
     make_fail(w, a)
-    event = _record_on_poisoned(w, a)
+    event = recorded(w, a)
     w.refused(DeviceFault, _wait_and_sync, w, b, event)
     w.refused(DeviceFault, w.sync, b)
     w.refused(DeviceFault, w.upload, b, w.bytes(), x)
@@ -315,22 +294,13 @@ def evt6_foreign_failure_travels(w: TestContext) -> None:
             event.release(failure)
         with suppress(DeviceFault):
             w.wait(a, event)
-        behind = _record_on_poisoned(w, a)
+        behind = recorded(w, a)
         with suppress(DeviceFault):
             w.wait(b, behind)
         event.release(failure)
         w.refused(DeviceFault, w.sync, behind)
         w.refused(DeviceFault, w.sync, b)
         w.refused(DeviceFault, w.sync, a)
-
-
-def _record_on_poisoned(w: TestContext, q: Stream) -> Event:
-    """Record; the call may raise already, and records the event nevertheless (EVT-6)."""
-    event = w.event(q.device)
-    with suppress(DeviceFault):
-        w.record(q, event)
-    w.require(event.is_recorded, "record on a stream with a fault did not record the event")
-    return event
 
 
 def _wait_and_sync(w: TestContext, q: Stream, event: Event) -> None:

@@ -120,9 +120,7 @@ def fil2_events_cover_it(w: TestContext) -> None:
 def fil2_captured(w: TestContext) -> None:
     q, x, old = w.stream(), w.buffer(), w.bytes()
     w.put(q, x, old)
-    capture = w.capture(q)
-    w.fill(q, x, 8, 64, b"\x01\x02\x03\x04")
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.fill(q, x, 8, 64, b"\x01\x02\x03\x04"))
     w.equal(w.get(q, x), old, "after the capture")
     for _ in range(2):
         data = w.bytes()

@@ -11,16 +11,13 @@ from ggsched.ir.fusion import PATTERNS
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Tensor
-from ggsched_testing.allowance import is_within, rounding_allowances
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.conformance.draws import is_declared
-from ggsched_testing.conformance.oprun import run
-from ggsched_testing.conformance.rules import BrokenRule
+from ggsched_testing.conformance.oprun import agrees, run
 from ggsched_testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched_testing.generators.graph_gen_chains import CHAINS
 from ggsched_testing.generators.values import DrawnGraph, values_for
-from ggsched_testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -104,16 +101,14 @@ def _check(w: TestContext, chain: Chain, over: dict[int, int] | None = None) -> 
     graph = chain.drawn.graph
     w.program.append(f"group {chain.group.pattern}, seed {w.seed}")
     values = values_for(chain.drawn, w.seed)
-    expected = run_oracle(graph, values)
-    to_8_bits = w.device.facts.rounds_to_8_bits
-    allowed = rounding_allowances(graph, values, expected, to_8_bits=to_8_bits)
     q = w.stream()
     prepared, after = run(w, q, graph, values, group=chain.group, over=over)
     w.close(q)
     text = "\n".join(f"  {graph.label(n)}" for n in graph.nodes)
-    for tid, wanted in expected.items():
-        if not is_within(prepared.output(after, tid), wanted, allowed[tid]):
-            raise BrokenRule(f"{chain.group.pattern} differs from its nodes one by one\n{text}")
+    w.require(
+        agrees(w, prepared, after, values),
+        f"{chain.group.pattern} differs from its nodes one by one\n{text}",
+    )
     beside = ~prepared.written()
     w.equal(after[beside], prepared.before[beside], f"bytes beside the results of\n{text}")
     w.program.clear()

@@ -122,11 +122,8 @@ def cpy4_what_is_no_host_memory(w: TestContext) -> None:
 
 @case("CPY-5", "A download that is held writes nothing.", "latch")
 def cpy5_not_before_its_turn(w: TestContext) -> None:
-    q, x = w.stream(), w.buffer()
-    w.put(q, x, w.bytes())
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q = w.stream()
+    x, data, hold = w.uploading(q)
     seen = w.download(q, x)
     before = seen.copy()
     w.still_held(hold, q)

@@ -145,6 +145,5 @@ def _launch_with(
     after = w.get(other, prepared.arena)
     beside = ~prepared.written()
     w.equal(after[beside], prepared.before[beside], "bytes that a launch with a bad id must leave")
-    for thing in (other, prepared.program, prepared.arena):
-        w.close(thing)
+    w.close(other, prepared.program, prepared.arena)
     w.program.clear()

@@ -35,9 +35,8 @@ def int1_closed(w: TestContext) -> None:
     w.refused(UsageError, lambda: x.__dlpack__())  # type: ignore[attr-defined]
 
 
-@case(
-    "INT-2", "__cuda_array_interface__ names bytes, their number and their address.", "cuda array"
-)
+@case("INT-2", "__cuda_array_interface__ names bytes, their number and their address.",
+      "cuda array")  # fmt: skip
 def int2_description(w: TestContext) -> None:
     for nbytes in (16, NBYTES):
         x = w.buffer(nbytes)
@@ -57,12 +56,8 @@ def int2_closed(w: TestContext) -> None:
     w.refused(UsageError, lambda: x.__cuda_array_interface__)  # type: ignore[attr-defined]
 
 
-@case(
-    "INT-3",
-    "__cuda_stream__ gives version 0 and a handle, another one for each stream.",
-    "cuda stream",
-    "two streams",
-)
+@case("INT-3", "__cuda_stream__ gives version 0 and a handle, another one for each stream.",
+      "cuda stream", "two streams")  # fmt: skip
 def int3_handle(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
     handles = []

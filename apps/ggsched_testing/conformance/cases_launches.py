@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Buffer
 from ggsched.errors import UsageError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F32, dtype_by_name
+from ggsched.ir.dtype import BF16, F32
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS
 from ggsched_testing.conformance.case import case
 from ggsched_testing.conformance.context import COUNT, NBYTES, TestContext
-from ggsched_testing.conformance.draws import graphs_with, is_declared
+from ggsched_testing.conformance.draws import declared_types, graphs_with, is_declared
 from ggsched_testing.conformance.oprun import prepare, run
 from ggsched_testing.generators.values import DrawnGraph, values_for
 
@@ -49,13 +49,8 @@ def lch1_strided_result(w: TestContext) -> None:
 
 
 def _strided(w: TestContext, x: Buffer, y: Buffer) -> BoundNode:
-    op = w.exact
     source = Operand(x, 0, 64, F32, (4, 4), (16, 4))
-    result = Operand(y, 32, 3 * 32 + 16, F32, (4, 4), (32, 4))
-    inputs = [source] * op.arity + ([result] if op.through else [])
-    return BoundNode(
-        0, op.name, tuple(inputs), result, full_params(op.name, op.params), f"n0 {op.name}"
-    )
+    return w.node(0, [source], Operand(y, 32, 3 * 32 + 16, F32, (4, 4), (32, 4)))
 
 
 @case("LCH-1", "Every op that is declared writes its result only, and all of it.")
@@ -99,10 +94,8 @@ def lch1_launched_often(w: TestContext) -> None:
 
 @case("LCH-1", "A program may be closed as soon as its launch is enqueued.", "launch")
 def lch1_program_closed_early(w: TestContext) -> None:
-    q, (x, y, z) = w.stream(), w.buffers(3)
-    numbers = w.numbers()
-    w.put(q, x, numbers)
-    program = w.compute(q, [(x, 0)], (y, 0))
+    q, z = w.stream(), w.buffer()
+    x, y, numbers, program = w.computation(q)
     hold = w.hold(q)
     w.launch(q, program)
     w.close(program)
@@ -213,10 +206,7 @@ def lch4_same_bytes_in_company(w: TestContext) -> None:
 @case("LCH-5", "A program is refused by every stream but its own.", "launch", "two streams")
 def lch5_program_of_another_stream(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x, y = w.buffers(2)
-    numbers = w.numbers()
-    w.put(a, x, numbers)
-    program = w.compute(a, [(x, 0)], (y, 0))
+    _, y, numbers, program = w.computation(a)
     w.refused(UsageError, w.launch, b, program)
     w.order(a)
     w.launch(a, program)
@@ -230,14 +220,13 @@ def lch5_scratch_is_apart(w: TestContext) -> None:
         other = {name: np.flip(v).copy() for name, v in values.items()}
         expected = [run(w, a, graph, values)[1], run(w, a, graph, other)[1]]
         ready = [prepare(w, a, graph, values), prepare(w, b, graph, other)]
-        w.sync(a)
-        w.sync(b)
-        holds = [w.hold(a), w.hold(b)]
+        for q in (a, b):
+            w.sync(q)
+            w.hold(q)
         for _ in range(4):
             for p in ready:
                 w.launch(p.stream, p.program)
-        for hold in holds:
-            hold.release()
+        w.release()
         tid = graph.outputs[0]
         for p, bytes_alone in zip(ready, expected, strict=True):
             seen = p.output(w.get(p.stream, p.arena), tid)
@@ -263,11 +252,8 @@ def lch5_programs_of_one_stream(w: TestContext) -> None:
 
 def _one_of_each(w: TestContext) -> Iterator[DrawnGraph]:
     """Yield a graph for each op and type that the device declares."""
-    for key in sorted(w.device.facts.ops):
-        op, colon, dtype = key.partition(":")
-        if not colon or "." in op:  # libraries have tests of their own
-            continue
-        for drawn in graphs_with(op, dtype_by_name(dtype), 3, w.rng):
+    for op, dtype in declared_types(w.device.facts):
+        for drawn in graphs_with(op, dtype, 3, w.rng):
             if is_declared(drawn.graph, w.device.facts):
                 yield drawn
                 break

@@ -12,7 +12,7 @@ from ggsched.backend.protocols import Buffer, Stream
 from ggsched.errors import UsageError
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.case import case
-from ggsched_testing.conformance.cases_buffers import is_freed
+from ggsched_testing.conformance.cases_buffers import is_freed, made_after
 from ggsched_testing.conformance.cases_failed_waits import Closing
 from ggsched_testing.conformance.context import NBYTES, TestContext
 from ggsched_testing.conformance.exact import exact_op
@@ -92,7 +92,7 @@ def _use_and_free(
         USES[other](w, free, x, z)
     w.sync(free)
     if is_freed(w, x):
-        secrets = _made_after(w, free)
+        secrets = made_after(w, free, 4)
         hold.release()
         w.until(lambda: q.is_done, f"{w.name(q)} is not done")
         seen = shown if shown is not None else w.get(free, y)
@@ -106,17 +106,7 @@ def _use_and_free(
         for buffer, data in secrets.items():
             w.equal(w.get(free, buffer), data, "a buffer made after the close")
     hold.release()
-    for stream in (q, free):
-        w.close(stream)
-
-
-def _made_after(w: TestContext, q: Stream) -> dict[Buffer, Bytes]:
-    made: dict[Buffer, Bytes] = {}
-    for _ in range(4):
-        buffer, data = w.buffer(), w.numbers().view(np.uint8)
-        w.put(q, buffer, data)
-        made[buffer] = data.copy()
-    return made
+    w.close(q, free)
 
 
 @case("BUF-2", "Nor when the stream that uses it is closed.", "foreign wait", "latch", "async",
@@ -131,7 +121,7 @@ def buf2_freed_behind_a_closed_stream(w: TestContext) -> None:
     closing.has_ended()
     made: dict[Buffer, Bytes] = {}
     if is_freed(w, x):
-        made = _made_after(w, free)
+        made = made_after(w, free, 4)
     hold.release()
     closing.finish()
     if behind is not None:
@@ -186,9 +176,7 @@ def cap1_long_graphs(w: TestContext) -> None:
 @case("CAP-1", "Each of many replays runs.", "capture")
 def cap1_many_replays(w: TestContext) -> None:
     q, x, y = w.stream(), w.buffer(), w.buffer()
-    capture = w.capture(q)
-    w.copy(q, x, 0, y, 0, NBYTES)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.copy(q, x, 0, y, 0, NBYTES))
     lines = len(w.program)
     for i in range(40):
         data = w.bytes()
@@ -266,11 +254,8 @@ def _ours(before: set[threading.Thread]) -> list[threading.Thread]:
 @case("ERR-3", "A closed graph is refused.", "capture")
 def err3_closed_graph(w: TestContext) -> None:
     q, x, data = w.stream(), w.buffer(), w.bytes()
-    capture = w.capture(q)
-    w.upload(q, data, x)
-    graph = w.end(capture)
-    w.close(graph)
-    w.close(graph)
+    graph = w.captured(q, lambda: w.upload(q, data, x))
+    w.close(graph, graph)
     w.refused(UsageError, w.replay, q, graph)
 
 

@@ -103,9 +103,7 @@ def col2_replays_read_anew(w: TestContext) -> None:
     q, theirs, x, y = _pair(w)
     w.put(theirs, x, w.numbers())
     program = w.compute(q, [(x, 0)], (y, 0))
-    capture = w.capture(q)
-    w.launch(q, program)
-    graph = w.end(capture)
+    graph = w.captured(q, lambda: w.launch(q, program))
     for _ in range(3):
         numbers = w.numbers()
         w.put(theirs, x, numbers)
@@ -128,8 +126,7 @@ def col3_free_behind_an_event(w: TestContext) -> None:
     event = w.record(q)
     w.wait(theirs, event)
     w.upload(theirs, w.numbers(), x)
-    w.release_held(hold, q, theirs)
-    w.sync(theirs)
+    w.sync_held(hold, theirs, q)
     w.equal(w.get(q, y), w.result(numbers), "read before the other device wrote again")
 
 
@@ -147,10 +144,8 @@ def col3_free_behind_the_host(w: TestContext) -> None:
         w.equal(w.get(q, y), w.result(numbers), "overwritten when the launch was complete")
 
 
-@case(
-    "COL-3", "An event behind the launch is not done before it.", "peer reads", "launch",
-    "events", "latch",
-)  # fmt: skip
+@case("COL-3", "An event behind the launch is not done before it.", "peer reads", "launch",
+      "events", "latch")  # fmt: skip
 def col3_event_covers_the_launch(w: TestContext) -> None:
     q, theirs, x, y = _pair(w)
     numbers = w.numbers()
@@ -159,8 +154,7 @@ def col3_event_covers_the_launch(w: TestContext) -> None:
     hold = w.hold(q)
     w.launch(q, program)
     event = w.record(q)
-    w.release_held(hold, q, event)
-    w.sync(event)
+    w.sync_held(hold, event, q)
     w.put(theirs, x, w.numbers())
     w.equal(w.get(q, y), w.result(numbers), "overwritten when the event was done")
 
@@ -212,8 +206,7 @@ def col4_replay_keeps_its_place(w: TestContext) -> None:
     w.replay(a, graph)
     seen = w.download(a, z)
     event = w.record(a)
-    w.release_held(hold, a, event)
-    w.sync(event)
+    w.sync_held(hold, event, a)
     wanted = w.result(w.result(w.result(numbers)))
     w.equal(seen, wanted, "downloaded behind a replay on two devices")
 

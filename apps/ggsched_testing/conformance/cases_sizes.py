@@ -150,8 +150,7 @@ def buf1_many_buffers(w: TestContext) -> None:
         w.upload(q, data, buffer)
     w.sync(q)
     for i in sorted(map(int, w.rng.choice(len(buffers), 40, replace=False))):
-        w.close(buffers[i])
-        w.close(buffers[i])
+        w.close(buffers[i], buffers[i])
         buffers[i] = w.buffer(64)
         content[i] = w.bytes(64)
         w.upload(q, content[i], buffers[i])
@@ -184,8 +183,7 @@ def buf1_last_byte(w: TestContext) -> None:
         w.refused(OutOfDeviceMemory, w.buffer, 1)
         held += [w.buffer(0) for _ in range(3)]
         for buffer in held:
-            w.close(buffer)
-            w.close(buffer)
+            w.close(buffer, buffer)
 
 
 @case("BUF-1", "After a fault the memory of closed buffers can be had again.", "little memory",

@@ -80,10 +80,8 @@ def str1_copies_and_launches(w: TestContext) -> None:
 
 @case("STR-1", "A copy after a launch does not overwrite what the launch reads.", "launch")
 def str1_copy_after_reading_launch(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    numbers = w.numbers()
-    w.put(q, x, numbers)
-    program = w.compute(q, [(x, 0)], (y, 0))
+    q = w.stream()
+    x, y, numbers, program = w.computation(q)
     w.launch(q, program)
     w.order(q)
     w.upload(q, w.numbers(), x)
@@ -109,10 +107,8 @@ def str2_held_stream_takes_commands(w: TestContext) -> None:
 
 @case("STR-2", "A held stream takes launches without blocking.", "async", "hold", "launch")
 def str2_held_stream_takes_launches(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    numbers = w.numbers()
-    w.put(q, x, numbers)
-    program = w.compute(q, [(x, 0)], (y, 0))
+    q = w.stream()
+    _, y, numbers, program = w.computation(q)
     hold = w.hold(q)
     for _ in range(16):
         w.launch(q, program)
@@ -123,10 +119,7 @@ def str2_held_stream_takes_launches(w: TestContext) -> None:
 @case("STR-2", "wait does not block the host.", "async", "hold", "events", "two streams")
 def str2_wait_does_not_block(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x = w.buffer()
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     w.wait(b, w.record(a))
     seen = w.download(b, x)
     hold.release()
@@ -259,10 +252,8 @@ def str5_sync_of_nothing(w: TestContext) -> None:
 
 @case("STR-5", "A timeout raises SyncTimeout and leaves the stream usable.", "latch")
 def str5_timeout_leaves_the_stream_usable(w: TestContext) -> None:
-    q, x = w.stream(), w.buffer()
-    data, more = w.bytes(), w.bytes(16)
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q, more = w.stream(), w.bytes(16)
+    x, data, hold = w.uploading(q)
     seen = w.download(q, x)
     for limit in (0.0, 0.002):
         w.refused(SyncTimeout, w.sync, q, limit)
@@ -308,8 +299,7 @@ def str6_is_done_does_not_block(w: TestContext) -> None:
     w.require(q.is_done, "a stream without commands is not done")
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
-    w.release_held(hold, q)
-    w.sync(q)
+    w.sync_held(hold, q)
     w.require(q.is_done, "is_done is false after sync")
 
 
@@ -319,8 +309,7 @@ def str6_event_is_done_does_not_block(w: TestContext) -> None:
     hold = w.hold(q)
     w.upload(q, w.bytes(), w.buffer())
     event = w.record(q)
-    w.release_held(hold, event)
-    w.sync(event)
+    w.sync_held(hold, event)
     w.require(event.is_done, "is_done is false after sync")
 
 

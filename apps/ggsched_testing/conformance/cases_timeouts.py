@@ -72,9 +72,8 @@ def evt2_lasting_wait(w: TestContext) -> None:
       "events", "two streams", since=(1, 5))  # fmt: skip
 def str6_event_of_many_threads(w: TestContext) -> None:
     q, other = w.stream(), w.stream()
-    x, y, data = w.buffer(), w.buffer(), w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    y = w.buffer()
+    x, data, hold = w.uploading(q)
     event = w.record(q)
 
     def polling() -> None:

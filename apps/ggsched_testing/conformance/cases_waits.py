@@ -33,8 +33,7 @@ def _after_wait(
     event = w.record(a)
     w.wait(b, event)
     after(b, y, z)
-    w.release_held(hold, b, event)
-    w.sync(b)
+    w.sync_held(hold, b, event)
     w.equal(w.get(b, z), expected, "made behind the wait")
 
 
@@ -79,8 +78,7 @@ def evt2_covers_launches(w: TestContext) -> None:
     w.launch(a, program)
     w.wait(b, w.record(a))
     w.copy(b, y, 0, z, 0, NBYTES)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(w.get(b, z), w.result(numbers), "copied behind a launch")
 
 
@@ -109,8 +107,7 @@ def evt2_holds_uploads(w: TestContext) -> None:
     seen = w.download(a, x)
     w.wait(b, w.record(a))
     w.upload(b, new, x)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.sync(a)
     w.equal(seen, old, "downloaded before the upload that waits")
     w.equal(w.get(b, x), new, "uploaded behind the wait")
@@ -119,31 +116,21 @@ def evt2_holds_uploads(w: TestContext) -> None:
 @case("EVT-2", "A wait holds downloads.", "events", "two streams")
 def evt2_holds_downloads(w: TestContext) -> None:
     a, b = w.stream(), w.stream()
-    x = w.buffer()
-    w.put(a, x, w.bytes())
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     w.wait(b, w.record(a))
     seen = w.download(b, x)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(seen, data, "downloaded behind the wait")
 
 
 @case("EVT-2", "Waits pass on what the other stream waited for.", "events", "three streams")
 def evt2_passes_on(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
-    x = w.buffer()
-    w.put(a, x, w.bytes())
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     w.wait(b, w.record(a))
     w.wait(c, w.record(b))
     seen = w.download(c, x)
-    w.release_held(hold, b, c)
-    w.sync(c)
+    w.sync_held(hold, c, b)
     w.equal(seen, data, "downloaded behind two waits")
 
 
@@ -160,8 +147,7 @@ def evt2_several_events(w: TestContext) -> None:
         w.wait(c, event)
     seen = w.download(c, x)
     also = w.download(c, y)
-    w.release_held(hold, c)
-    w.sync(c)
+    w.sync_held(hold, c)
     w.equal(seen, first, "downloaded behind the first of two events")
     w.equal(also, second, "downloaded behind the second of two events")
 
@@ -169,11 +155,7 @@ def evt2_several_events(w: TestContext) -> None:
 @case("EVT-2", "One event can be waited for by several streams.", "events", "three streams")
 def evt2_several_waiters(w: TestContext) -> None:
     a, b, c = w.stream(), w.stream(), w.stream()
-    x = w.buffer()
-    w.put(a, x, w.bytes())
-    data = w.bytes()
-    hold = w.hold(a)
-    w.upload(a, data, x)
+    x, data, hold = w.uploading(a)
     event = w.record(a)
     w.wait(b, event)
     w.wait(c, event)
@@ -216,10 +198,8 @@ def evt2_done_event(w: TestContext) -> None:
 
 @case("EVT-2", "A stream may wait for its own event; it puts every queue in order.", "events")
 def evt2_own_event(w: TestContext) -> None:
-    q, (x, y) = w.stream(), w.buffers(2)
-    data = w.bytes()
-    hold = w.hold(q)
-    w.upload(q, data, x)
+    q, y = w.stream(), w.buffer()
+    x, data, hold = w.uploading(q)
     w.wait(q, w.record(q))
     w.copy(q, x, 0, y, 0, NBYTES)
     hold.release()
@@ -241,8 +221,7 @@ def evt4_other_device(w: TestContext) -> None:
     w.wait(b, w.record(a))
     # A device that takes snapshots would read the host memory at once.
     w.upload(b, data if w.device.facts.snapshots_uploads else through, mine)
-    w.release_held(hold, b)
-    w.sync(b)
+    w.sync_held(hold, b)
     w.equal(w.get(b, mine), data, "uploaded behind the other device's download")
 
 
@@ -254,7 +233,7 @@ def evt4_other_device_refused(w: TestContext) -> None:
     event = w.record(a)
     w.refused(UsageError, w.wait, b, event)
     w.sync(event)
-    _goes_on(w, b)
+    w.works(b, "after a call that was refused")
 
 
 @case("EVT-4", "An event of another backend holds the stream.", "foreign wait")
@@ -302,7 +281,7 @@ def evt4_foreign_event_done(w: TestContext) -> None:
     event = _held_event(w)
     event.release()
     w.wait(q, event)
-    _goes_on(w, q)
+    w.works(q, "after a call that was refused")
 
 
 @case("EVT-4", "Another backend's event is refused where the path is 'host'.", "no foreign wait")
@@ -312,7 +291,7 @@ def evt4_other_backend_refused(w: TestContext) -> None:
     w.refused(UsageError, w.wait, q, event)
     event.release()
     w.refused(UsageError, w.wait, q, event)
-    _goes_on(w, q)
+    w.works(q, "after a call that was refused")
 
 
 @case("EVT-4", "An event is recorded on its own device only.", "events")
@@ -322,17 +301,9 @@ def evt4_record_of_a_foreign_event(w: TestContext) -> None:
     event = foreign.create_event()
     w.refused(UsageError, w.record, q, event)
     w.require(not event.is_recorded, "a record that was refused has recorded the event")
-    _goes_on(w, q)
+    w.works(q, "after a call that was refused")
 
 
 def _held_event(w: TestContext) -> HostEvent:
     w.log("e = an event of another backend, which is not done")
     return HostEvent()
-
-
-def _goes_on(w: TestContext, q: Stream) -> None:
-    """Insist that a stream works."""
-    x = w.buffer(64, q.device)
-    data = w.bytes(64)
-    w.put(q, x, data)
-    w.equal(w.get(q, x), data, "after a call that was refused")

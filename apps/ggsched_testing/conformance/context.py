@@ -145,16 +145,24 @@ class TestContext:
     def compute(
         self, stream: Stream, inputs: Sequence[Place], out: Place, count: int = COUNT
     ) -> Program:
-        """Compile the exact op over vectors; operands that are missing repeat the first."""
+        """Compile the exact op over vectors; see ``node``."""
+        operands = [vector(*place, count) for place in inputs]
+        return self.compile([self.node(0, operands, vector(*out, count))], stream)
+
+    def computation(self, stream: Stream) -> tuple[Buffer, Buffer, Floats, Program]:
+        """Return an operand, a result, what the operand holds, and the program."""
+        operand, result = self.buffers(2)
+        numbers = self.numbers()
+        self.put(stream, operand, numbers)
+        return operand, result, numbers, self.compute(stream, [(operand, 0)], (result, 0))
+
+    def node(self, number: int, inputs: Sequence[Operand], out: Operand) -> BoundNode:
+        """Return a node of the exact op; operands that are missing repeat the last."""
         op = self.exact
-        operands = [vector(*(inputs[min(i, len(inputs) - 1)]), count) for i in range(op.arity)]
-        result = vector(*out, count)
-        if op.through:
-            operands.append(result)
-        node = BoundNode(
-            0, op.name, tuple(operands), result, full_params(op.name, op.params), f"n0 {op.name}"
-        )
-        return self.compile([node], stream)
+        operands = [inputs[min(i, len(inputs) - 1)] for i in range(op.arity)]
+        operands += [out] * op.through
+        params, label = full_params(op.name, op.params), f"n{number} {op.name}"
+        return BoundNode(number, op.name, tuple(operands), out, params, label)
 
     def result(self, *inputs: Floats) -> Floats:
         """Return what the exact op makes of host numbers."""
@@ -233,6 +241,12 @@ class TestContext:
         """End a capture; the case closes the graph, or the world does."""
         return self._make(capture, "g", "end()", capture.end)
 
+    def captured(self, stream: Stream, enqueue: Callable[[], object]) -> DeviceGraph:
+        """Return a graph of what a call enqueues on a stream."""
+        capture = self.capture(stream)
+        enqueue()
+        return self.end(capture)
+
     def replay(self, stream: Any, graph: DeviceGraph) -> None:
         """Enqueue a graph."""
         self._call(stream, f"replay({self.name(graph)})", lambda: stream.replay(graph))
@@ -264,9 +278,21 @@ class TestContext:
         self.sync(stream)
         return target
 
-    def close(self, thing: Any) -> None:
+    def filled(self, stream: Stream) -> tuple[Buffer, Bytes]:
+        """Return a buffer of random bytes, and a copy of them."""
+        buffer, data = self.buffer(NBYTES, stream.device), self.bytes()
+        self.put(stream, buffer, data)
+        return buffer, data.copy()
+
+    def works(self, stream: Stream, what: str) -> None:
+        """Insist that a stream moves bytes."""
+        buffer, data = self.filled(stream)
+        self.equal(self.get(stream, buffer), data, what)
+
+    def close(self, *things: Any) -> None:
         """Close anything."""
-        self._call(thing, "close()", thing.close)
+        for thing in things:
+            self._call(thing, "close()", thing.close)
 
     # --- holding ----------------------------------------------------------------------------
 
@@ -289,6 +315,11 @@ class TestContext:
         self.still_held(hold, *things)
         hold.release()
 
+    def sync_held(self, hold: Hold, thing: Stream | Event, *others: Stream | Event) -> None:
+        """Insist that things are held, let them go, and wait for the first."""
+        self.release_held(hold, thing, *others)
+        self.sync(thing)
+
     def not_done(self, *things: Stream | Event) -> None:
         """Insist that things are not done, now and for the moment."""
         deadline = monotonic() + self.harness.grace_s
@@ -301,6 +332,12 @@ class TestContext:
             if monotonic() >= deadline:
                 return
             _pause()
+
+    def uploading(self, stream: Stream) -> tuple[Buffer, Bytes, Hold]:
+        """Return a buffer, what a stream uploads to it when it is no longer held, and the hold."""
+        (buffer, _), data, hold = self.filled(stream), self.bytes(), self.hold(stream)
+        self.upload(stream, data, buffer)
+        return buffer, data, hold
 
     # --- checking ----------------------------------------------------------------------------
 
@@ -401,7 +438,7 @@ class TestContext:
         return f"{node.op} {', '.join(map(place, node.inputs))} > {place(node.output)}"
 
 
-def vector(buffer: Buffer, offset: int, count: int) -> Operand:
+def vector(buffer: Buffer, offset: int = 0, count: int = COUNT) -> Operand:
     """Return an f32 vector in a buffer."""
     return Operand(buffer, offset, 4 * count, F32, (count,), (4,))
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ggsched.errors import GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import BF16, F32, I32, Q8_0, DType
+from ggsched.ir.dtype import BF16, F32, I32, Q8_0, DType, dtype_by_name
 from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS, operand_dtypes
 from ggsched.ir.tensor import Tensor
@@ -53,6 +53,14 @@ def is_declared(graph: Graph, facts: DeviceFacts) -> bool:
     """Return whether a device declares every op of a graph (LCH-3)."""
     first = [graph.tensors[n.tensors[0]].dtype.name for n in graph.nodes]
     return all(offers(facts.ops, n.op, t) for n, t in zip(graph.nodes, first, strict=True))
+
+
+def declared_types(facts: DeviceFacts) -> Iterator[tuple[str, DType]]:
+    """Yield each op, but for those of libraries, with each type that a device declares it for."""
+    for key in sorted(facts.ops):
+        op, colon, dtype = key.partition(":")
+        if colon and "." not in op:  # libraries have tests of their own
+            yield op, dtype_by_name(dtype)
 
 
 def _draw(op: str, dtype: DType, attempt: int, rng: np.random.Generator) -> DrawnGraph | None:

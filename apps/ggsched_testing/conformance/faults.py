@@ -1,18 +1,19 @@
 """Making a command that is accepted and fails later (ERR-2, EVT-6)."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.protocols import Buffer, Stream
+from ggsched.backend.protocols import Buffer, Event, Program, Stream
 from ggsched.errors import DeviceFault
 from ggsched.ir.dtype import F32, I32
 from ggsched_testing.conformance.latch import HostEvent, can_wait_for_host_events
 
 if TYPE_CHECKING:
-    from ggsched_testing.conformance.context import TestContext
+    from ggsched_testing.conformance.context import Floats, TestContext
 
 LABEL: Final = "n7 get_rows 'bad'"
 _FAR: Final = 1000
@@ -43,6 +44,21 @@ def make_fail(w: "TestContext", stream: Stream) -> str:
     return "wait"
 
 
+def fails_by_name(w: "TestContext", label: str, call: Callable[..., object], *args: Any) -> None:
+    """Insist that a call raises a fault that names what has failed."""
+    text = w.refused(DeviceFault, call, *args).one_line()
+    w.require(label in text, f"the fault does not name {label!r}: {text}")
+
+
+def recorded(w: "TestContext", stream: Stream) -> Event:
+    """Return an event behind a failure; the record may raise, and records nevertheless (EVT-6)."""
+    event = w.event(stream.device)
+    with suppress(DeviceFault):
+        w.record(stream, event)
+    w.require(event.is_recorded, "record on a stream with a fault did not record the event")
+    return event
+
+
 def bad_rows(w: "TestContext", stream: Stream) -> str:
     """Launch a lookup of a row that is not there; an id out of range is a fault (LCH-3)."""
     table, ids, out = w.buffer(64), w.buffer(4), w.buffer(16)
@@ -55,13 +71,29 @@ def bad_rows(w: "TestContext", stream: Stream) -> str:
     return LABEL
 
 
-def lookup(table: Buffer, ids: Buffer, out: Buffer) -> BoundNode:
-    """Return a node that takes one row of a table of four rows of four numbers."""
+def compiled_lookup(
+    w: "TestContext", stream: Stream, rows: "Floats", row: int
+) -> tuple[Buffer, Buffer, Program]:
+    """Return a program that takes one of four rows of four numbers, behind its id and result."""
+    table, ids, out = (w.buffer(nbytes, stream.device) for nbytes in (64, 4, 16))
+    w.put(stream, table, rows)
+    w.put(stream, ids, np.array([row], np.int32).view(np.uint8))
+    return ids, out, w.compile([lookup(table, ids, out)], stream)
+
+
+def lookup(
+    table: Buffer, ids: Buffer, out: Buffer, rows: int = 4, width: int = 4, count: int = 1
+) -> BoundNode:
+    """Return a node that takes rows of a table."""
+    strides = (4 * width, 4)
     return BoundNode(
         7,
         "get_rows",
-        (Operand(table, 0, 64, F32, (4, 4), (16, 4)), Operand(ids, 0, 4, I32, (1,), (4,))),
-        Operand(out, 0, 16, F32, (1, 4), (16, 4)),
+        (
+            Operand(table, 0, 4 * rows * width, F32, (rows, width), strides),
+            Operand(ids, 0, 4 * count, I32, (count,), (4,)),
+        ),
+        Operand(out, 0, 4 * count * width, F32, (count, width), strides),
         {},
         LABEL,
     )

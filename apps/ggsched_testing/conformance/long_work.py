@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.context import Floats, TestContext, vector
@@ -71,13 +71,7 @@ def exact_node(
     w: TestContext, number: int, source: tuple[Buffer, int], out: tuple[Buffer, int], count: int
 ) -> BoundNode:
     """Return a node of the exact op over one vector."""
-    op = w.exact
-    result = vector(*out, count)
-    operands: list[Operand] = [vector(*source, count)] * op.arity
-    if op.through:
-        operands.append(result)
-    params = full_params(op.name, op.params)
-    return BoundNode(number, op.name, tuple(operands), result, params, f"n{number} {op.name}")
+    return w.node(number, [vector(*source, count)], vector(*out, count))
 
 
 class Enqueuing:

@@ -17,8 +17,10 @@ from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
+from ggsched_testing.allowance import is_within, rounding_allowances
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.context import TestContext
+from ggsched_testing.oracle.interpreter import run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -120,9 +122,16 @@ def run(
     prepared = prepare(w, stream, graph, values, group=group, over=over, blank=blank)
     w.launch(stream, prepared.program)
     after = w.get(stream, prepared.arena)
-    w.close(prepared.program)
-    w.close(prepared.arena)
+    w.close(prepared.program, prepared.arena)
     return prepared, after
+
+
+def agrees(w: TestContext, prepared: Prepared, after: Bytes, values: Mapping[str, Array]) -> bool:
+    """Return whether what a run has left is within rounding of the oracle."""
+    graph, to_8_bits = prepared.graph, w.device.facts.rounds_to_8_bits
+    expected = run_oracle(graph, values)
+    allowed = rounding_allowances(graph, values, expected, to_8_bits=to_8_bits)
+    return all(is_within(prepared.output(after, t), expected[t], allowed[t]) for t in expected)
 
 
 def _initial(t: Tensor, values: Mapping[str, Array], blank: int) -> Any:

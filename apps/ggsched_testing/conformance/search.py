@@ -82,7 +82,7 @@ class Search:
             world.finish(failed=True)
 
 
-def search(w: TestContext, *, devices: int, shaped_examples: int = 0) -> None:
+def search(w: TestContext, devices: int, shaped_examples: int = 0) -> None:
     """Try random programs; that of a failure ends up in ``w``.
 
     Args:
