@@ -4,6 +4,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
 from math import prod
+from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -176,7 +177,7 @@ def _run(
     settings = verified(settings, given["verify"])
     wanted = Wanted(given["trace"], given["html"], given["report"])
     with (
-        recording(wanted, "ggsched run") as recorder,
+        recording(wanted, f"ggsched run {Path(given['model']).name}") as recorder,
         Scheduler(
             given["devices"],
             weights=model.weight,

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -196,7 +197,9 @@ def run(
         return len(ids), n_predict if n_predict >= 0 else GENERATED
 
     with (
-        recording(Wanted(trace, html, report), "ggsched run") as recorder,
+        recording(
+            Wanted(trace, html, report), f"ggsched run {Path(options['model']).name}"
+        ) as recorder,
         loading(messages()) as progress,
         ExitStack() as stack,
     ):

@@ -57,13 +57,26 @@ def _split(plan: Plan, number: int) -> Data:
     }
 
 
-def layers_text(labels: Iterable[str]) -> str:
-    """Return the layers that nodes belong to, e.g. ``layers 0-11, 30``, by labels ``blk.3.ffn``."""
-    found = sorted({int(m[1]) for m in map(_LAYER.match, labels) if m})
+def layers_text(labels: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """Return the layers that nodes belong to, e.g. ``layers 0-11, 30``, by labels ``blk.3.ffn``.
+
+    Args:
+        elsewhere: Labels of other nodes; a layer that has some of these too is named as a part.
+    """
+    found, others = _layers(labels), _layers(elsewhere)
+    parts = _ranges_text(found & others)
+    return ", ".join(filter(None, (_ranges_text(found - others), parts and f"part of {parts}")))
+
+
+def _layers(labels: Iterable[str]) -> set[int]:
+    return {int(m[1]) for m in map(_LAYER.match, labels) if m}
+
+
+def _ranges_text(found: set[int]) -> str:
     if not found:
         return ""
     ranges: list[list[int]] = []
-    for layer in found:
+    for layer in sorted(found):
         if ranges and layer == ranges[-1][-1] + 1:
             ranges[-1] = [ranges[-1][0], layer]
         else:

@@ -1,6 +1,7 @@
 """The head of the page: what runs where, what limits a run, and what would help."""
 
 from collections import defaultdict
+from itertools import chain
 from typing import Any
 
 from ggsched.plan.bundle import Plan
@@ -25,7 +26,9 @@ def places_data(plan: Plan) -> list[Data]:
         {
             "device": facts.name,
             "nodes": len(nodes[number]),
-            "layers": layers_text(nodes[number]),
+            "layers": layers_text(
+                nodes[number], chain(*(nodes[n] for n in range(len(plan.devices)) if n != number))
+            ),
             "resident": held[facts.name],
         }
         for number, facts in enumerate(plan.devices)

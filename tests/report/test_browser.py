@@ -7,11 +7,13 @@ import msgspec
 import pytest
 
 from ggsched.report.html import write_page
+from ggsched.trace.timeline import TimedRun
 from ggsched.trace.times import timeline_of
 from tests.report.chromium import Chromium
 from tests.report.plans import large_timeline, pipeline_trace, runs_of
 from tests.test_units import RATES, SIZES, TIMES
 from tests.trace.test_times import traced_run, two_sim
+from tests.trace.timelines import launch, sync, timeline
 
 pytestmark = pytest.mark.browser
 
@@ -279,6 +281,76 @@ def test_nothing_is_out_of_sight_in_a_narrow_window(browser, shown, dark):
         " }).map((e) => e.innerText)"
     )
     assert heads == []
+
+
+def test_links_buttons_and_shares_stay_together_in_a_narrow_window(browser, shown):
+    open_page(browser, shown[0], width=500)
+    browser.ask(
+        "document.getElementById('limit').replaceChildren(...withLinks("
+        "Array.from({ length: 30 }, (_, i) => `${'i'.repeat(i)} host->sim:0, `).join('')))"
+    )
+    texts = browser.ask("[...document.querySelectorAll('.link')].map((e) => e.innerText)")
+    assert texts.count("host->sim:0") >= 30
+    for selector in ("#limit .link", ".bar .group"):
+        heights = browser.ask(
+            f"[...document.querySelectorAll('{selector}')].map((e) => e.offsetHeight)"
+        )
+        assert len(heights) > 2
+        assert len(set(heights)) == 1
+    below = browser.ask(
+        "[...document.querySelectorAll('#devices td .soft')].map((e) =>"
+        " e.offsetTop - e.previousElementSibling.offsetTop)"
+    )
+    assert below
+    assert min(below) > 0
+
+
+def texts_of(browser, selector):
+    return browser.ask(f"[...document.querySelectorAll('{selector}')].map((e) => e.innerText)")
+
+
+def test_what_is_of_no_use_to_a_page_is_left_out(browser, shown, stepped):
+    for path, made in ((stepped, None), shown):
+        open_page(browser, path)
+        (keys,) = texts_of(browser, "#timeline-bar .keys")
+        assert ("[ ]" in keys) == (made is None or len(made.runs) > 1)
+        heads = texts_of(browser, "#plans th")
+        assert len(set(heads)) == len(heads)
+        for column in range(1, len(heads) + 1):
+            assert set(texts_of(browser, f"#plans td:nth-child({column})")) - {"", "\u2013"}
+
+
+def test_expected_launches_are_named_by_plan_and_what_took_no_time_has_no_ratio(browser, tmp_path):
+    trace = pipeline_trace(2, 2)
+    made = timeline_of(trace)
+    track = next(t.id for t in made.tracks if t.device)
+    spans = [
+        msgspec.structs.replace(s, end_s=s.start_s) if s.track == track else s for s in made.spans
+    ]
+    path = tmp_path / "page.html"
+    write_page(str(path), msgspec.structs.replace(made, spans=tuple(spans)), trace.plans)
+    open_page(browser, path)
+    first, second = (row.split("\t") for row in texts_of(browser, "#expected tbody tr"))
+    assert first[0].startswith(f"{made.plans[0].name}, {made.tracks[track].device}, ")
+    assert first[2:] == ["\u2013", "\u2013"]
+    assert second[3].endswith("\u00d7")
+
+
+def test_arrows_between_runs_are_drawn_where_both_ends_are_in_sight(browser, tmp_path):
+    made = timeline(launch(1, 0, 1), sync(1, 2, target=1), launch(2, 4, 5), sync(5, 6, target=1))
+    runs = (TimedRun(0, -1, 3), TimedRun(0, 3, 6))
+    spans = [msgspec.structs.replace(s, run=int(s.start_s > 3)) for s in made.spans]
+    plans = (pipeline_trace(2, 2).plans[0].plan,)
+    path = tmp_path / "page.html"
+    write_page(str(path), msgspec.structs.replace(made, spans=tuple(spans), runs=runs, plans=plans))
+    open_page(browser, path)
+    shown = []
+    for view in ("show(-1e6, 3e6)", "show(0, 1.5e6)", "show(3e6, 6e6)", "fit()"):
+        browser.ask(f"ggsched.view.{view}, 0")
+        shown.append(browser.ask("arrowsInSight(ggsched.timeline, ggsched.view).length"))
+    assert shown == [1, 1, 0, 2]
+    # The run is wholly in sight, also what comes before its first span.
+    assert browser.ask("ggsched.view.from < P.runStart[0] && P.runEnd[1] < ggsched.view.to")
 
 
 def test_names_of_rows_stay_apart_in_a_narrow_window(browser, stepped):

@@ -171,6 +171,15 @@ def test_layers_of_a_split(labels, text):
     assert layers_text(labels) == text
 
 
+def test_layers_that_devices_share_are_named_as_parts():
+    assert layers_text(["blk.0.a", "blk.1.a", "blk.2.norm"], ["blk.2.attn", "blk.3.attn"]) == (
+        "layers 0-1, part of layer 2"
+    )
+    assert layers_text(["blk.2.attn", "blk.3.attn"], ["blk.2.norm", "blk.3.ffn"]) == (
+        "part of layers 2-3"
+    )
+
+
 def test_planning_is_on_the_host_s_track(pipeline):
     """Before the first run of each plan, as long as the plan says."""
     (run,), (traced,) = pipeline.runs, pipeline.plans

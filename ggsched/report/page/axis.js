@@ -106,9 +106,10 @@ class Runs {
   buttons() {
     const button = (text, title, act) => el("button", { title, "aria-label": title, onclick: act }, text);
     return D.runs.length < 2 ? [] : [
-      button("[", "previous run, key [", () => this.step(-1)),
-      button("]", "next run, key ]", () => this.step(1)),
-      button("run", "show this run", () => this.show(this.now)),
+      el("div", { class: "group" },
+        button("[", "previous run, key [", () => this.step(-1)),
+        button("]", "next run, key ]", () => this.step(1)),
+        button("run", "show this run", () => this.show(this.now))),
       this.label,
     ];
   }

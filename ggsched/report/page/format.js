@@ -106,6 +106,11 @@ class Raster {
   }
 }
 
+/** A text in parts: names of links, such as `host->sim:0`, stay on one line. */
+function withLinks(text) {
+  return text.split(/(\S+->[^\s,.;]+)/).map((part, i) => (i % 2 ? el("span", { class: "link" }, part) : part));
+}
+
 /** Make an element. Children are elements or texts; nothing is ever read as HTML. */
 function el(tag, attributes, ...children) {
   const made = document.createElement(tag);

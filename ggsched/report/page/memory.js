@@ -36,7 +36,7 @@ class MemoryMap {
       el("option", { value: i }, `a${a.id} ${a.device} ${a.kind} ${bytesText(a.bytes)}${several ? ` (plan ${a.plan})` : ""}`));
     this.select = el("select", { "aria-label": "arena", onchange: (e) => this.choose(Number(e.target.value)) }, ...options);
     this.note = el("span", { class: "keys" });
-    bar.append(...viewButtons(view), this.select, this.note);
+    bar.append(viewButtons(view), this.select, this.note);
   }
 
   /** Show an arena of a plan, on the same device where it has one. */
@@ -67,8 +67,8 @@ class MemoryMap {
     this.live = D.live[`${arena.plan}.${arena.id}`] || [];
     this.times = axis.column(this.live.map(([at]) => at));
     const most = (this.most = this.live.reduce((a, [, n]) => Math.max(a, n), 0));
-    this.note.textContent = `${countText(this.ids.length)} values; at most ${bytesText(most)} in use at once of ${bytesText(arena.bytes)}` +
-      (arena.least === null ? "" : `, of which ${bytesText(arena.least)} cannot be avoided`);
+    this.note.textContent = `${countText(this.ids.length)} values; ${bytesText(arena.bytes)} reserved` +
+      (arena.least === null ? "" : ` (any safe layout needs ${bytesText(arena.least)})`) + `; at most ${bytesText(most)} in use at once in these runs`;
     this.stage.ask();
   }
 

@@ -17,7 +17,7 @@ class SplitGraph {
     this.note = el("span", { class: "keys" });
     const options = D.plans.map((p, i) => el("option", { value: i }, `plan ${i}: ${p.name}, ${p.nodes} nodes`));
     this.select = el("select", { "aria-label": "plan", onchange: (e) => this.choose(Number(e.target.value)) }, ...options);
-    bar.append(...viewButtons(this.view), ...(D.plans.length > 1 ? [this.select] : []), this.note);
+    bar.append(viewButtons(this.view), ...(D.plans.length > 1 ? [this.select] : []), this.note);
     this.choose(0);
     runs.onStep((plan) => this.plan !== D.plans[plan] && plan < D.plans.length && this.choose(plan));
   }

@@ -25,7 +25,7 @@ function fillSummary() {
   ];
   if (D.runs.length > 1) tiles.push([countText(D.runs.length), `runs of plans, ${timeText(1e6 * D.account.window_s)} in all`]);
   document.getElementById("summary").append(
-    el("p", { id: "limit" }, limit),
+    el("p", { id: "limit" }, ...withLinks(limit)),
     el("div", { id: "tiles" }, ...tiles.map(([value, name]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name)))),
     el("div", { class: "columns" },
       el("div", {}, ...placeTable(places, a.devices), ...pathTable(a, "links")),
@@ -50,6 +50,6 @@ function placeTable(places, devices) {
 function adviceList(advice, windowS) {
   if (!advice.length) return [el("h3", {}, "No change that the rules know would help much")];
   const items = advice.map(([what, why, saves]) =>
-    el("li", {}, el("b", {}, `up to ${timeText(saves)} (${shareText(saves / (1e6 * windowS))}): `), `${what}. `, el("span", { class: "soft" }, why)));
+    el("li", {}, el("b", {}, `up to ${timeText(saves)} (${shareText(saves / (1e6 * windowS))}): `), `${what}. `, el("span", { class: "soft" }, ...withLinks(why))));
   return [el("h3", {}, "What would help most"), el("ol", {}, ...items)];
 }

@@ -64,12 +64,15 @@ function pathTable({ paths, reads }, id) {
 function planTable() {
   const { plans } = D.account;
   if (!plans.length) return [];
+  const isPredicted = plans.some((p) => p.expected_s);
+  const predicted = (p, text) => (isPredicted ? [p.expected_s ? text : "–"] : []);
   const rows = plans.map((p) => row("td", [
-    p.name, countText(p.runs), timeText(1e6 * p.best_s), p.expected_s ? timeText(1e6 * p.expected_s) : "",
-    shareText(p.idle), p.expected_s ? shareText(p.expected_idle) : "",
+    p.name, countText(p.runs), timeText(1e6 * p.best_s), ...predicted(p, timeText(1e6 * p.expected_s)),
+    shareText(p.idle), ...predicted(p, shareText(p.expected_idle)),
   ]));
+  const head = isPredicted ? ["best", "predicted best", "idle", "predicted idle"] : ["best", "idle"];
   return [el("h3", {}, "Runs of plans"), el("table", { id: "plans" },
-    el("thead", {}, row("th", ["plan", "runs", "best", "predicted", "idle", "predicted"])), el("tbody", {}, ...rows))];
+    el("thead", {}, row("th", ["plan", "runs", ...head])), el("tbody", {}, ...rows))];
 }
 
 function opTable() {
@@ -107,7 +110,10 @@ function expectedTable() {
     });
     for (const [device, time] of measured) {
       const guess = expected.get(device) || 0;
-      rows.push(row("td", [`plan ${plan}, ${device}, ${countOf(runs.length, "run")}`, timeText(guess), timeText(time), guess > 0 ? `${(time / guess).toFixed(2)}×` : ""]));
+      rows.push(row("td", [
+        `${D.plans[plan].name}, ${device}, ${countOf(runs.length, "run")}`, timeText(guess),
+        ...(time > 0 ? [timeText(time), guess > 0 ? `${(time / guess).toFixed(2)}×` : "–"] : ["–", "–"]),
+      ]));
     }
   });
   if (!rows.length) return [];

@@ -107,10 +107,10 @@ class Timeline {
     const ghosts = D.expected.some((e) => e.command.length);
     if (ghosts) legend.push(el("span", {}, el("i", { style: "background:var(--ghost)" }), "expected"));
     document.getElementById("timeline-bar").append(
-      ...this.runs.buttons(), ...viewButtons(this.view), check("arrows", "showArrows"),
+      ...this.runs.buttons(), viewButtons(this.view), check("arrows", "showArrows"),
       ...(ghosts ? [check("expected", "showExpected")] : []),
       el("div", { class: "legend" }, ...legend),
-      el("span", { class: "keys" }, "keys: [ ] step from run to run, w a s d move and zoom, f shows all; drag, Ctrl + wheel, click"),
+      el("span", { class: "keys" }, `keys: ${D.runs.length > 1 ? "[ ] step from run to run, " : ""}w a s d move and zoom, f shows all; drag, Ctrl + wheel, click`),
     );
   }
 

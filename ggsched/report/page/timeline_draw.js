@@ -197,15 +197,18 @@ function drawExpected(t, stage) {
   }
 }
 
+/** The arrows in sight; of those from run to run the ones that begin and end there. */
+function arrowsInSight(t, { from, to }) {
+  return [...D.arrows.keys()].filter((i) => {
+    const [, src, dst] = D.arrows[i], ends = [t.arrowFrom[i], t.arrowTo[i]];
+    const least = Math.min(...ends), most = Math.max(...ends), { run } = D.spans;
+    return t.ys[src] !== t.ys[dst] && (run[src] === run[dst] ? most >= from && least <= to : least >= from && most <= to);
+  });
+}
+
 function drawArrows(t, stage) {
   const chosen = t.selected >= 0 ? t.selected : t.hovered;
-  const { from, to } = stage.view, visible = [];
-  if (t.showArrows) {
-    for (let i = 0; i < D.arrows.length && visible.length <= MANY_ARROWS; i += 1) {
-      const a = t.arrowFrom[i], b = t.arrowTo[i];
-      if ((a >= from || b >= from) && (a <= to || b <= to) && t.ys[D.arrows[i][1]] !== t.ys[D.arrows[i][2]]) visible.push(i);
-    }
-  }
+  const visible = t.showArrows ? arrowsInSight(t, stage.view) : [];
   if (visible.length <= MANY_ARROWS) {
     for (const isCopy of [0, 1]) strokeArrows(t, stage, visible.filter((i) => D.arrows[i][0] === isCopy), isCopy, 0.35);
   }

@@ -184,13 +184,12 @@ class Stage {
 function viewButtons(view) {
   const length = () => view.to - view.from;
   const button = (text, title, act) => el("button", { title, "aria-label": title, onclick: act }, text);
-  return [
+  return el("div", { class: "group" },
     button("−", "zoom out", () => view.zoom(2)),
     button("+", "zoom in", () => view.zoom(0.5)),
     button("◂", "earlier", () => view.pan(-0.4 * length())),
     button("▸", "later", () => view.pan(0.4 * length())),
-    button("all", "show everything", () => view.fit()),
-  ];
+    button("all", "show everything", () => view.fit()));
 }
 
 /** Round steps for about `count` marks on an axis. */
