@@ -1,8 +1,9 @@
 """Every fenced block of the documentation is checked, by its language.
 
-``python`` runs behind the blocks above it on its page. A fence ``text`` right after it is what it
-prints; ``...`` stands for anything. ``sh`` calls commands that exist, with options that they have;
-those of pages below ``docs/start`` run. ``litmus`` is judged, and what follows it is computed.
+``python`` runs behind the blocks above it on its page; a block that begins with the name of a file
+is written there, for the others to import. A fence ``text`` right after it is what it prints;
+``...`` stands for anything. ``sh`` calls commands that exist, with options that they have; those of
+pages below ``docs/start`` run. ``litmus`` is judged, and what follows it is computed.
 """
 
 import doctest
@@ -10,7 +11,9 @@ import io
 import json
 import re
 import shlex
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,7 @@ PAGES = [p for p in own_files() if p.suffix == ".md" and name_of(p).startswith((
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.M | re.S)
 LANGUAGES = {"python", "py", "text", "sh", "console", "bash", "zsh", "fish", "json", "litmus", ""}
 START = ROOT / "docs" / "start"
+FILE_NAME = re.compile(r"# (\w+)\.py\n")
 INDENTED = re.compile(r"^ {4}((?:GGSCHED_\w+=\S+ )*ggsched .*)$", re.M)
 INLINE = re.compile(r"`((?:GGSCHED_\w+=\S+ )?ggsched [a-z][^`\n]*)`")
 EVERYWHERE = {"-h", "--help", "--version"}
@@ -94,21 +98,42 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(ROOT / name)
 
 
+def written(named, monkeypatch):
+    """Write the module that a block is into the current folder; it is forgotten with the test."""
+    Path(f"{named[1]}.py").write_text(named.string, encoding="utf-8")
+    monkeypatch.setitem(sys.modules, named[1], None)
+    del sys.modules[named[1]]
+
+
 @pytest.mark.filterwarnings("ignore:::torch")
 @pytest.mark.usefixtures("registries_restored", "folder")
 @pytest.mark.parametrize(
     "page", [p for p in pages_with("python") if name_of(p) not in PIECES], ids=name_of
 )
-def test_python_runs(page, capsys):
+def test_python_runs(page, capsys, monkeypatch):
     names = {"__name__": page.stem}
+    monkeypatch.syspath_prepend(Path.cwd())
     with (torch_reset if name_of(page) in NEEDS_TORCH else nothing)(names):
         for code, wanted, line in snippets(page):
+            if named := FILE_NAME.match(code):
+                written(named, monkeypatch)
+                continue
             padded = "\n" * (line + 1) + code  # so that a traceback has the line of the page
             exec(compile(padded, str(page), "exec"), names)
             printed = capsys.readouterr().out
             if wanted is not None:
                 same = doctest.OutputChecker().check_output(wanted, printed, FLAGS)
                 assert same, f"line {line} printed:\n{printed}\ninstead of:\n{wanted}"
+
+
+@pytest.mark.usefixtures("registries_restored", "folder")
+@pytest.mark.parametrize("backend", [name for name in ("cpu", "opencl") if name in offered()])
+def test_the_op_of_the_page_conforms(backend, capsys, monkeypatch):
+    page = ROOT / "docs" / "how-to" / "define-an-op.md"
+    module, *_ = (found for code, *_ in snippets(page) if (found := FILE_NAME.match(code)))
+    written(module, monkeypatch)
+    (words,) = (w for w in calls(page.read_text("utf-8")) if w[:2] == ["conform", backend])
+    assert main(words) == 0, capsys.readouterr().err
 
 
 def words_of(line, values):
