@@ -22,7 +22,7 @@ def compare_files(
     from ggsched_llm.speed_comparison import SpeedRatio, compare
 
     a, b = (_decoded(path) for path in paths)
-    found = compare(a, b, paths)
+    found, alone = compare(a, b, paths)
     write_out(f"A is {paths[0]}, B is {paths[1]}; the ratio is B / A.\n\n")
     width = max(len("test"), *(len(ratio.test) for ratio in found))
 
@@ -35,6 +35,9 @@ def compare_files(
     write_out(f"| {'-' * width} | ----- | {'-' * 14} | {'-' * 12} |\n")
     for ratio in found:
         write_out(line(ratio))
+    for path, tests in alone.items():
+        if tests:
+            write_out(f"only {path} has {', '.join(tests)}\n")
     context.exit(0)
 
 

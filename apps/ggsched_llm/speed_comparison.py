@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, inf, log, sqrt
 from statistics import fmean, variance
 from typing import Any, Final
@@ -62,13 +63,18 @@ def _ratio(logarithm: float) -> float:
     return exp(logarithm) if logarithm < _MAX_LOGARITHM else inf
 
 
-def compare(a: object, b: object, names: tuple[str, str]) -> list[SpeedRatio]:
+def compare(
+    a: object, b: object, names: tuple[str, str]
+) -> tuple[list[SpeedRatio], dict[str, list[str]]]:
     """Compare what two runs of ``ggsched bench -o json`` wrote, test by test.
 
     Args:
         a: The first, decoded.
         b: The second.
         names: What to call them in messages.
+
+    Returns:
+        The ratios, and by name the tests that only one of them has.
 
     Raises:
         UsageError: one of them is no such result, or they have no test in common.
@@ -80,7 +86,8 @@ def compare(a: object, b: object, names: tuple[str, str]) -> list[SpeedRatio]:
             f"{names[0]} and {names[1]} have no test in common",
             why=f"{', '.join(first) or 'none'} against {', '.join(second) or 'none'}",
         )
-    return found
+    alone = [[t for t in one if t not in other] for one, other in pairwise((first, second, first))]
+    return found, dict(zip(names, alone, strict=True))
 
 
 def _rates(data: object, name: str) -> dict[str, list[float]]:

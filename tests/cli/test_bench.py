@@ -177,10 +177,9 @@ def test_two_results_beside_each_other(files, capsys):
     a = files("a.json", pp4=[100, 101, 99], tg2=[10.0, 12.0, 11.0], tg9=[1])
     b = files("b.json", pp4=[200, 202, 198], tg2=[11.0, 10.0, 12.0], pp7=[5], tg9=[2])
     assert main(["bench", "--compare", a, b]) == 0
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in capsys.readouterr().out.splitlines()[2:]
-    ]
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"only {b} has pp7"
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
     assert [row[0] for row in rows] == ["test", "----", "pp4", "tg2", "tg9"]
     assert rows[2][1] == "2.000"
     assert rows[2][3] == "differs"
