@@ -16,6 +16,7 @@ SUITES = (
     "pipeline",
     "overhead",
     "trace",
+    "check_trace",
     "decode",
     "cpu",
     "opencl",

@@ -3,7 +3,7 @@
 What the trace names must exist (see ``references``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal, assert_never
 
 from ggsched.sanitize.events import (
@@ -18,7 +18,6 @@ from ggsched.sanitize.events import (
     Memory,
     Span,
     Step,
-    step_of,
 )
 from ggsched.sanitize.report import Touch
 from ggsched.sanitize.spans import merge
@@ -62,7 +61,8 @@ def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
     actor = entry.actor
     match entry:
         case schema.Work(by=by, reads=reads, writes=writes):
-            accesses = [_access(a, "r") for a in reads] + [_access(a, "w") for a in writes]
+            regions = [(memory, start, end - start) for memory, start, end, _ in (*reads, *writes)]
+            contents = [UNKNOWN if not a[3] else Content(a[3]) for a in (*reads, *writes)]
             return Event(
                 i,
                 "work",
@@ -72,7 +72,7 @@ def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
                 is_partial=entry.is_partial,
                 reads=_spans(reads, memories),
                 writes=_spans(writes, memories),
-                steps=(step_of(-1, None, accesses),),
+                steps=(Step(-1, None, regions, "r" * len(reads) + "w" * len(writes), contents),),
             )
         case schema.Record(by=by, event=event):
             return Event(i, "record", actor, by, event=event)
@@ -96,17 +96,13 @@ def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
             assert_never(entry)
 
 
-def _access(access: schema.Access, mode: str) -> Access:
-    content = Content(access.tag) if access.tag else UNKNOWN
-    return Access(access.memory, access.start, access.end, mode, content)
-
-
-def _spans(accesses: Iterable[schema.Access], memories: dict[int, Memory]) -> list[Span]:
+def _spans(accesses: Sequence[schema.Access], memories: dict[int, Memory]) -> Sequence[Span]:
     spans = []
     for memory, start, end, _ in accesses:
         m = memories[memory]
-        spans.append((m.space, m.address + start, m.address + end))
-    return merge(spans)
+        if start < end:
+            spans.append((m.space, m.address + start, m.address + end))
+    return merge(spans) if len(spans) > 1 else spans
 
 
 class TraceNames:

@@ -6,10 +6,12 @@ how many pieces of work of each lane are known to be done. What is enqueued happ
 that the thread which enqueues it knew at that time.
 """
 
+from collections.abc import Mapping
 from copy import copy
 from typing import Final
 
-from ggsched.sanitize.events import NOBODY, Event, EventStream, Memory
+from ggsched.ir.intervals import IntervalMap
+from ggsched.sanitize.events import NOBODY, Event, EventStream
 
 SHIFT: Final = 4
 MASK: Final = (1 << SHIFT) - 1
@@ -70,7 +72,7 @@ class HappensBefore:
         self._news = [0] * count  # how often a host thread has learned something
         self._heard: list[dict[int, int]] = [{} for _ in range(count)]
         self._events: dict[int, Clock] = {}
-        self._freed: list[tuple[Memory, Clock]] = []
+        self._freed: dict[int, IntervalMap[Clock]] = {}
         self.log: list[list[tuple[int, int]]] = [[] for _ in range(count)]
 
     @property
@@ -104,7 +106,17 @@ class HappensBefore:
 
     def free(self, event: Event, clock: Clock) -> None:
         """Note that memory ends, by work that has been enqueued with this clock."""
-        self._freed.append((self._memories[event.memory], list(clock)))
+        old = self._memories[event.memory]
+        if not old.is_shared or not old.nbytes:
+            return
+        freed = self._freed.setdefault(old.space, IntervalMap(nothing(len(self._clocks))))
+        first, last = freed.cut(old.address, old.address + old.nbytes)
+        values = freed.values[first:last]
+        for k, known in enumerate(values, first):
+            freed.values[k] = list(clock)
+            join(freed.values[k], known)
+        if all(known == clock for known in freed.values[first:last]):
+            freed.put(old.address, old.address + old.nbytes, list(clock))
 
     def follow(self, event: Event) -> None:
         """Follow an event that orders others and touches no memory."""
@@ -132,22 +144,32 @@ class HappensBefore:
                 if other != actor:
                     self._learn(actor, by, self.all_of(other))
 
+    def passed(self, threads: Mapping[int, int]) -> Clock:
+        """Return what all later work of these lanes comes after.
+
+        Args:
+            threads: By lane the one thread that enqueues all of its work; below zero of several.
+        """
+        clocks = [self._hear(lane, by) for lane, by in threads.items()]
+        chunks = ({id(chunk): chunk for chunk in column} for column in zip(*clocks, strict=True))
+        return [list(map(min, *some.values(), *some.values())) for some in chunks]
+
     def fork(self) -> "HappensBefore":
         """Return clocks of their own that know the same; the log stays behind."""
         other = copy(self)
         other._clocks = [list(clock) for clock in self._clocks]
         other._heard = [dict(heard) for heard in self._heard]
         other._news, other._events = list(self._news), dict(self._events)
-        other._freed = list(self._freed)
+        other._freed = {space: freed.copy() for space, freed in self._freed.items()}
         other.log = [[] for _ in self.log]
         return other
 
     def _alloc(self, event: Event) -> None:
         """Let memory come after what had its addresses before: the allocator sees to that."""
         new = self._memories[event.memory]
-        for old, known in self._freed:
-            near = old.address < new.address + new.nbytes and new.address < old.address + old.nbytes
-            if new.is_shared and old.space == new.space and near:
+        freed = self._freed.get(new.space)
+        if freed is not None:
+            for _, _, known in freed.pieces(new.address, new.address + new.nbytes):
                 self._learn(event.actor, -1, known)
 
     def _learn(self, actor: int, by: int, known: Clock) -> None:

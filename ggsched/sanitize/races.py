@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ggsched.ir.intervals import IntervalMap
-from ggsched.sanitize.events import Access, Event, EventStream, Span
-from ggsched.sanitize.order import MASK, SHIFT, Clock, HappensBefore, Mark
+from ggsched.sanitize.events import NOBODY, Access, Event, EventStream, Span
+from ggsched.sanitize.order import MASK, SHIFT, Clock, HappensBefore, Mark, knows
 from ggsched.sanitize.report import Finding, Hazard
 from ggsched.sanitize.spans import subtract
 
@@ -41,13 +41,41 @@ class _Last:
         return _Last(self.writer, None if self.readers is None else dict(self.readers))
 
 
+SEGMENTS: Final = 512
+"""Segments of a map from which on it forgets what is past; twice as many as it had then."""
+
+
 class AccessMap:
     """Last accesses to the bytes of one address space."""
 
-    __slots__ = ("_map",)
+    __slots__ = ("_limit", "_map")
 
     def __init__(self) -> None:
         self._map = IntervalMap(_Last(None), _Last.copy)
+        self._limit = SEGMENTS
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is time to forget."""
+        return len(self._map.starts) > self._limit
+
+    def forget(self, passed: Clock) -> None:
+        """Drop accesses that all later work comes after, and join what is the same without them."""
+        starts: list[int] = []
+        values: list[_Last] = []
+        before: tuple[Mark | None, dict[int, int] | None] | None = None
+        for start, here in zip(self._map.starts, self._map.values, strict=True):
+            writer, readers = here.writer, here.readers
+            if writer is not None and knows(passed, *writer):
+                writer = None
+            if readers is not None:
+                readers = {k: n for k, n in readers.items() if not knows(passed, k, n)} or None
+            if (writer, readers) != before:
+                before = writer, readers
+                starts.append(start)
+                values.append(_Last(writer, readers))
+        self._map.starts[:], self._map.values[:] = starts, values
+        self._limit = max(SEGMENTS, 2 * len(starts))
 
     def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> None:
         """Note a read; add the write before it if that is not known to be done."""
@@ -139,6 +167,7 @@ class _Walk:
         self.clashes: dict[tuple[int, bool, int], Clash] = {}
         shared = self._shared(stream)
         self._maps = {space: AccessMap() for space in shared}
+        self._threads = self._enqueuers(stream)
         self._script: list[tuple[int, Event, Sequence[Span], Sequence[Span]]] = []
         # Of a queue that another thread waits for each command counts: it follows its own thread.
         are_all = sum(actor.is_host for actor in stream.actors) > 1
@@ -165,10 +194,14 @@ class _Walk:
                 maps[space].read(start, end, mark, clock, found)
                 if found:
                     self._note(i, run, space, False, found)
+                if maps[space].is_large:
+                    self._forget(maps[space], i)
             for space, start, end in writes:
                 maps[space].write(start, end, mark, clock, found)
                 if found:
                     self._note(i, run, space, True, found)
+                if maps[space].is_large:
+                    self._forget(maps[space], i)
             if event.kind == "free":
                 order.free(event, clock)
 
@@ -185,6 +218,26 @@ class _Walk:
                     lanes.setdefault(space, set()).add(lane)
                     written.add(space)
         return {space for space in written if len(lanes[space]) > 1}
+
+    def _enqueuers(self, stream: EventStream) -> dict[int, tuple[int, int]]:
+        """Return by lane its last work, and the thread that enqueues all of it, if it is one.
+
+        Of several runs nothing is the last.
+        """
+        threads: dict[int, tuple[int, int]] = {}
+        if stream.runs == 1:
+            for i, event in enumerate(stream.events):
+                if event.kind in ("work", "free"):
+                    lane, by = self.order.lane(event), event.by
+                    is_one = threads.get(lane, (i, by))[1] == by
+                    threads[lane] = i, by if is_one else NOBODY
+        return threads
+
+    def _forget(self, map_: AccessMap, i: int) -> None:
+        """Forget in a map what an event and all work behind it come after."""
+        later = {lane: by for lane, (last, by) in self._threads.items() if last >= i}
+        if later:
+            map_.forget(self.order.passed(later))
 
     def _note(self, i: int, run: int, space: int, writes: bool, found: Clashes) -> None:
         for earlier_reads, (lane, number), start, end in found:

@@ -303,7 +303,14 @@ def find_unknown_in_trace(trace: Trace) -> list[Finding]:
                 what = f"#{i} allocates {entry.nbytes} bytes"
                 findings.append(Finding("region", what, i))
             sizes[entry.memory] = entry.nbytes
+    hosts = {NOBODY, *(i for i, actor in enumerate(trace.actors) if actor.kind == "host")}
     for i, entry in enumerate(trace.entries):
+        if type(entry) is Work and 0 <= entry.actor < len(trace.actors) and entry.by in hosts:
+            for memory, start, end, _ in (*entry.reads, *entry.writes):
+                if not 0 <= start <= end <= sizes.get(memory, -1):
+                    break
+            else:  # as mostly
+                continue
         findings += _in_entry(trace, i, entry, sizes)
     return findings
 

@@ -168,6 +168,9 @@ _HINT: Final = "record the trace again, or repair the line"
 def _unknown(header: Header, entry: Entry) -> str:
     """Return which actor a record names that does not exist; empty if all do."""
     count = len(header.actors)
+    by = NOBODY if isinstance(entry, Alloc) else entry.by
+    if not isinstance(entry, Sync) and 0 <= entry.actor < count and NOBODY <= by < count:
+        return ""  # as mostly
     named = [(entry.actor, "is of actor")]
     if not isinstance(entry, Alloc) and entry.by != NOBODY:
         named.append((entry.by, "was enqueued by actor"))

@@ -103,6 +103,7 @@ class TestHang:
     def test_times_out_and_closes(self):
         latch = Latch()
         device = TestDevice(gelu=latch, is_async=True)
+        device.on_sync = lambda: latch.reached.wait(60)
         graph, pins = chain()
         scheduler = Scheduler([device], settings=Settings(timeout_s=0.01))
         try:

@@ -66,6 +66,7 @@ def test_a_stream_waits_for_another_one_that_works():
 def test_work_that_stands_still_is_ended_and_named():
     latch = Latch()
     device = TestDevice(gelu=latch, is_async=True)
+    device.on_sync = lambda: latch.reached.wait(60)
     scheduler = Scheduler([device], settings=Settings(timeout_s=0.05))
     try:
         with pytest.raises(SyncTimeout, match=r"no progress for 0.05 s: .* running: n0 gelu"):

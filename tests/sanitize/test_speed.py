@@ -1,13 +1,15 @@
-"""Checking takes steps that grow with the plan and not with its square."""
+"""Checking takes steps that grow with the plan or trace and not with its square."""
 
 import sys
 
 import pytest
 
-from ggsched.sanitize import check_plan
+from ggsched.sanitize import check_plan, check_trace
+from ggsched.trace.schema import Access, Actor, Alloc, Free, Record, Trace, Wait, Work
 from ggsched_testing.plan_builder import PlanWriter, fake_device
 
 N = 16
+ACTORS = (Actor(0, "H", "host"), Actor(1, "A", "stream"), Actor(2, "B", "stream"))
 
 
 def alternating_chain(n):
@@ -100,3 +102,36 @@ def test_steps_per_node_stay(make):
     assert check_plan(small).is_clean
     assert check_plan(large).is_clean
     assert steps(check_plan, large) < 12 * steps(check_plan, small)
+
+
+def memory_used_again(n):
+    """Blocks of an allocator: each is freed, and its addresses are used for another."""
+    entries, live = [], {}
+    for i in range(n):
+        block = i % 8
+        if block in live:
+            entries.append(Free(1, live[block], 0))
+        entries.append(Alloc(1, i, f"m{i}", N, address=block * N, space="pool"))
+        entries.append(Work(1, "w", 0, (), (Access(i, 0, N),)))
+        live[block] = i
+    return Trace("allocator", ACTORS, tuple(entries))
+
+
+def rows_here_and_there(n):
+    """Two streams write rows of a table by turns, in order, no row twice."""
+    entries = [Alloc(0, 0, "table", n * N)]
+    for i in range(n):
+        entries.append(
+            Work(1 + i % 2, "w", 0, (), (Access(0, i * 7919 % n * N, N + i * 7919 % n * N),))
+        )
+        entries.append(Record(1 + i % 2, i, 0))
+        entries.append(Wait(2 - i % 2, i, 0))
+    return Trace("rows", ACTORS, tuple(entries))
+
+
+@pytest.mark.parametrize("make", [memory_used_again, rows_here_and_there])
+def test_steps_per_record_stay(make):
+    small, large = make(500), make(4000)
+    assert check_trace(small).is_clean
+    assert check_trace(large).is_clean
+    assert steps(check_trace, large) < 12 * steps(check_trace, small)
