@@ -46,7 +46,7 @@ function rateText(rate) {
 }
 
 function shareText(share) {
-  return `${(100 * share).toFixed(1)} %`;
+  return `${(100 * share).toFixed(1)}%`;
 }
 
 function countText(count) {
