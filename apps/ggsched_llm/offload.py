@@ -193,7 +193,7 @@ def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:
     hp = spec.hparams
     devices = topology.devices
     host = host_index(devices, offload)
-    targets = [_find_device(rule.device, topology) for rule in offload.overrides]
+    targets = [find_device(rule.device, devices) for rule in offload.overrides]
     layer_device = layer_devices(hp, devices, offload)
     used = [False] * len(targets)
     homes: dict[str, int] = {}
@@ -457,12 +457,16 @@ def _shares(
     return [*split, *([0.0] * (len(targets) - len(split)))]
 
 
-def _find_device(name: str, topology: Topology) -> int:
-    """Return a device by name, or by its backend's name alone (``CPU`` as in llama.cpp)."""
-    for i, device in enumerate(topology.devices):
+def find_device(name: str, devices: Sequence[DeviceFacts]) -> int:
+    """Return a device by name, or by its backend's name alone (``CPU`` as in llama.cpp).
+
+    Raises:
+        UsageError: it is not in use.
+    """
+    for i, device in enumerate(devices):
         if name.lower() in (device.name.lower(), device.backend.lower()):
             return i
-    known = ", ".join(d.name for d in topology.devices)
+    known = ", ".join(d.name for d in devices)
     raise UsageError(f"-ot names the device {name!r}", hint=f"devices in use: {known}")
 
 

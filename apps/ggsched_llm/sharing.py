@@ -23,7 +23,9 @@ from ggsched_llm.offload import Homes, copied_output, source_name
 from ggsched_llm.session_options import SessionOptions
 from ggsched_llm.spec import ModelSpec
 from ggsched_llm.tensor_split import (
+    Alone,
     Participants,
+    find_alone,
     find_participants,
     shard_homes,
     split_model,
@@ -44,11 +46,13 @@ class Sharing:
         spec: The model, with an output matrix of its own.
         who: The devices.
         shards: Weights and caches.
+        alone: Those that are not shared because the user says so.
     """
 
     spec: ModelSpec
     who: Participants
     shards: Shards
+    alone: Alone
 
     @classmethod
     def of(
@@ -57,13 +61,15 @@ class Sharing:
         """Return how the devices share a model.
 
         Raises:
-            UsageError: shares that do not fit the devices, or a model that cannot be divided.
+            UsageError: shares that do not fit the devices, a model that cannot be divided, or an
+                option that names a device which takes no part.
         """
         spec = copied_output(spec) if spec.is_tied else spec
-        who = find_participants(devices, options.offload.tensor_split, options.group_size)
+        who = participants_of(options, devices)
         _warn_of_crossings(who, devices)
-        shards = replace(split_model(spec, who), peers=_peers(who, devices))
-        return cls(spec, who, shards)
+        alone = find_alone(spec, devices, who, options.offload)
+        shards = replace(split_model(spec, who, alone), peers=_peers(who, devices))
+        return cls(spec, who, shards, alone)
 
     def graph(self, graph: Graph) -> Graph:
         """Return the graph of a micro-batch in parts."""
@@ -81,7 +87,7 @@ class Sharing:
     @property
     def homes(self) -> Homes:
         """Where parts of weights and caches live, by their new names."""
-        return shard_homes(self.spec, self.shards, self.who)
+        return shard_homes(self.spec, self.shards, self.who, self.alone)
 
     def array(self, model: Model, name: str) -> NDArray[Any]:
         """Return the bytes of a part of a weight, as ``weight_array`` does of whole ones.
@@ -120,26 +126,38 @@ def _peers(who: Participants, devices: Sequence[DeviceFacts]) -> frozenset[int]:
 
 def placement_of(options: SessionOptions) -> ByParticipant:
     """Return what places the nodes of a model that devices share."""
-    shares, size = options.offload.tensor_split, options.group_size
+    offload, size = options.offload, options.group_size
+    named = ",".join(rule.device for rule in offload.overrides)
 
     def devices(topology: Topology) -> tuple[int, ...]:
-        return find_participants(topology.devices, shares, size).devices
+        return participants_of(options, topology.devices).devices
 
-    return ByParticipant(f"shares={shares}, groups of {size}", devices)
+    return ByParticipant(f"shares={offload.tensor_split}, groups of {size}, {named}", devices)
+
+
+def participants_of(options: SessionOptions, devices: Sequence[DeviceFacts]) -> Participants:
+    """Return which devices share layers, and which take part beside them.
+
+    Raises:
+        UsageError: see ``find_participants``.
+    """
+    offload = options.offload
+    return find_participants(devices, offload.tensor_split, options.group_size, offload.overrides)
 
 
 def check_sharing(options: SessionOptions) -> None:
-    """Refuse what says where layers live beside ``-sm tensor``.
+    """Refuse what chooses where layers live beside ``-sm tensor``.
 
     Raises:
         UsageError: such an option is given.
     """
-    said = [name for name in options.said if name != "-ts"]
+    understood = ("-ts", "-ngl", "--n-cpu-moe", "-ot")
+    said = [name for name in options.said if name not in understood]
     if said:
         raise UsageError(
             f"{', '.join(said)} with -sm tensor",
-            why="every layer lives on all devices, in shares",
-            hint="leave it out; -ts A,B,... gives the shares",
+            why="devices share each layer, in the shares of -ts",
+            hint="leave it out, or use -ts, -ngl, --n-cpu-moe and -ot",
         )
 
 

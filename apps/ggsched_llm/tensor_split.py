@@ -7,13 +7,17 @@ each of them on all devices. So both end in one sum over the devices. The output
 by rows; norms, routers and biases behind a sum are whole on every device, the token embedding on
 one.
 
+Layers that are not offloaded (``-ngl``), experts that stay on the CPU (``--n-cpu-moe``) and what
+``-ot`` names live whole on one device: beside the devices that share layers the CPU takes part as
+one more, which computes what it has; the others get the result.
+
 Shares are kept as nearly as blocks of quantised types and whole heads allow. A device whose share
 of the heads comes to none takes part in the network alone.
 """
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 from typing import Final
@@ -23,8 +27,8 @@ from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.shard.layout import Layout, Split, Whole, even_parts
 from ggsched.passes.shard.rewrite import Shards
 from ggsched.topology.caps import DeviceFacts
-from ggsched_llm.offload import EMBEDDING, OUTPUT, Homes
-from ggsched_llm.spec import ModelSpec
+from ggsched_llm.offload import EMBEDDING, OUTPUT, Homes, Offload, OverrideRule, find_device
+from ggsched_llm.spec import ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
 
 _DOWN: Final = re.compile(r"^(blk\.(\d+)\.ffn_)down(.*)\.weight$")
@@ -40,8 +44,9 @@ class Participants:
     """The devices that share layers.
 
     Attributes:
-        devices: Index of each in the topology.
-        shares: Of each, above 0.
+        devices: Index of each in the topology; behind those that share layers come others, which
+            have what is whole on one device.
+        shares: Of each that shares layers, above 0.
         groups: Numbers of participants that share the same layers, in the order of the layers.
         host: The participant that has the embedding; a device of its own behind the others, where
             a CPU is left over.
@@ -54,7 +59,10 @@ class Participants:
 
 
 def find_participants(
-    devices: Sequence[DeviceFacts], split: Sequence[float] | None, group_size: int | None = None
+    devices: Sequence[DeviceFacts],
+    split: Sequence[float] | None,
+    group_size: int | None = None,
+    overrides: Sequence[OverrideRule] = (),
 ) -> Participants:
     """Return which devices share layers: the accelerators, or all where there are not two of them.
 
@@ -62,10 +70,11 @@ def find_participants(
         devices: Of the topology.
         split: Shares (``-ts``); equal ones if not given. A device with a share of 0 is left out.
         group_size: Devices that share a layer; all of them if not given.
+        overrides: Rules (``-ot``), whose devices take part too.
 
     Raises:
-        UsageError: shares that do not fit the devices, fewer than two devices, or a number of
-            devices that groups do not divide.
+        UsageError: shares that do not fit the devices, fewer than two devices, a number of devices
+            that groups do not divide, or a device that is not in use.
     """
     candidates = [i for i, d in enumerate(devices) if d.kind != "cpu"]
     if len(candidates) < 2:
@@ -92,11 +101,76 @@ def find_participants(
     groups = tuple(tuple(range(i, i + size)) for i in range(0, len(used), size))
     beside = [i for i, d in enumerate(devices) if d.kind == "cpu" and i not in candidates]
     host = len(used) if beside else 0
-    found = (*(c for c, _ in used), *beside[-1:])
+    named = [find_device(rule.device, devices) for rule in overrides]
+    found = tuple(dict.fromkeys((*(c for c, _ in used), *beside[-1:], *named)))
     return Participants(found, tuple(s for _, s in used), groups, host)
 
 
-def split_model(spec: ModelSpec, who: Participants) -> Shards:
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Weights and caches that are not shared because the user says so.
+
+    Attributes:
+        homes: By name the participant that has it, and the rule that decided.
+        n_host: Number of layers that are not shared, from the first on; the output layer counts.
+        unused: Override patterns that matched nothing.
+    """
+
+    homes: Mapping[str, tuple[int, str]]
+    n_host: int = 0
+    unused: tuple[str, ...] = ()
+
+
+def find_alone(
+    spec: ModelSpec, devices: Sequence[DeviceFacts], who: Participants, offload: Offload
+) -> Alone:
+    """Return what ``-ngl``, ``--n-cpu-moe`` and ``-ot`` put on one device.
+
+    Args:
+        devices: Of the topology.
+        who: The devices that share layers.
+        offload: What the user requests.
+
+    Raises:
+        UsageError: layers or experts for a CPU where none is beside the devices that share layers.
+    """
+    hp = spec.hparams
+    layers = hp.n_layer + 1
+    n_host = 0 if offload.n_gpu_layers is None else max(0, layers - offload.n_gpu_layers)
+    if (n_host or offload.n_cpu_moe) and who.host in who.groups[0]:
+        asked = f"-ngl {offload.n_gpu_layers}" if n_host else f"--n-cpu-moe {offload.n_cpu_moe}"
+        names = ", ".join(devices[d].name for d in who.devices)
+        raise UsageError(
+            f"{asked} with -sm tensor",
+            why=f"no CPU is beside the devices that share layers: {names}",
+            hint="add cpu:0 to --devices, beside two accelerators or more",
+        )
+    targets = [who.devices.index(find_device(rule.device, devices)) for rule in offload.overrides]
+    used = set()
+    homes: dict[str, tuple[int, str]] = {}
+    for name in (*spec.weights, *hp.state_names):
+        block, experts = block_of(name), expert_block_of(name)
+        is_last = block is None and name.startswith("output")
+        layer = hp.n_layer if is_last else block
+        if layer is not None and layer < n_host:
+            what = "the output layer" if is_last else f"block {block}"
+            homes[name] = who.host, f"{what} is on the host (-ngl)"
+        elif experts is not None and experts < offload.n_cpu_moe:
+            homes[name] = who.host, "experts stay on the host (--n-cpu-moe)"
+        matching = [i for i, rule in enumerate(offload.overrides) if rule.pattern.search(name)]
+        used.update(matching)
+        if matching:
+            pattern = offload.overrides[matching[0]].pattern.pattern
+            homes[name] = targets[matching[0]], f"-ot {pattern}"
+    patterns = [rule.pattern.pattern for rule in offload.overrides]
+    unused = tuple(pattern for i, pattern in enumerate(patterns) if i not in used)
+    return Alone(homes, n_host, unused)
+
+
+_NOTHING: Final = Alone({})
+
+
+def split_model(spec: ModelSpec, who: Participants, alone: Alone = _NOTHING) -> Shards:
     """Return how weights and caches are shared. The model must have an output matrix of its own.
 
     Raises:
@@ -104,8 +178,9 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
     """
     hp = spec.hparams
     layouts: dict[str, Layout] = dict.fromkeys((EMBEDDING, NEXT_TOKEN), Whole((who.host,)))
-    for layer in range(hp.n_layer):
-        group = who.groups[layer * len(who.groups) // hp.n_layer]
+    n_host = min(alone.n_host, hp.n_layer)
+    for layer in range(n_host, hp.n_layer):
+        group = who.groups[(layer - n_host) * len(who.groups) // (hp.n_layer - n_host)]
         own = _Group(spec, who, group)
         for name in (*_names(spec, layer), *hp.states_of(layer)):
             layouts[name] = Whole(group)
@@ -114,16 +189,21 @@ def split_model(spec: ModelSpec, who: Participants) -> Shards:
     last = _Group(spec, who, who.groups[-1])
     layouts["output_norm.weight"] = Whole(who.groups[-1])
     layouts[OUTPUT] = last.split(0, (hp.n_vocab, 1.0, 1))
+    layouts |= {name: Whole((p,)) for name, (p, _) in alone.homes.items()}
     if not any(isinstance(layout, Split) for layout in layouts.values()):
         raise UsageError(
             "nothing of this model can be shared",
             where="-sm tensor",
-            why="it has one head of keys, and a network of one block of its weights' type",
+            why="every layer is on the host (-ngl)"
+            if alone.n_host > hp.n_layer
+            else "it has one head of keys, and a network of one block of its weights' type",
         )
     return Shards(len(who.devices), layouts, who.groups)
 
 
-def shard_homes(spec: ModelSpec, shards: Shards, who: Participants) -> Homes:
+def shard_homes(
+    spec: ModelSpec, shards: Shards, who: Participants, alone: Alone = _NOTHING
+) -> Homes:
     """Return the device and the reason of each part of a weight or cache, by its new name."""
     devices: dict[str, int] = {}
     reasons: dict[str, str] = {}
@@ -131,8 +211,9 @@ def shard_homes(spec: ModelSpec, shards: Shards, who: Participants) -> Homes:
         layout = shards.layout(source)
         for name, p in shards.members(source):
             devices[name] = who.devices[p]
-            reasons[name] = _reason(layout, p)
-    return Homes(devices, reasons, (), ExpertPolicy())
+            _, asked = alone.homes.get(source, (p, ""))
+            reasons[name] = asked or _reason(layout, p)
+    return Homes(devices, reasons, alone.unused, ExpertPolicy())
 
 
 def _reason(layout: Layout, part: int) -> str:

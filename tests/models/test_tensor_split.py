@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -299,6 +301,112 @@ def test_large_models_are_split_by_whole_blocks(shape, count, dtype):
     down = next(n for n in spec.weights if n.startswith("blk.0.ffn_down") and "weight" in n)
     (parts,) = shards.layout(down).segments
     assert max(parts) - min(p for p in parts if p) <= max(64, dtype_by_name(dtype).block)
+
+
+# --- beside the CPU -----------------------------------------------------------------------
+
+EXPERTS = OverrideRule(re.compile("ffn_.*_exps"), "cpu:0")
+BESIDE = {
+    "-ngl 1": Offload(n_gpu_layers=1),
+    "-ngl 2": Offload(n_gpu_layers=2),
+    "--n-cpu-moe 1": Offload(n_cpu_moe=1),
+    "--n-cpu-moe": Offload(n_cpu_moe=99),
+    "-ngl 3 --n-cpu-moe 2": Offload(n_gpu_layers=3, n_cpu_moe=2),
+    "-ot": Offload(overrides=(EXPERTS, OverrideRule(re.compile("[kv]_cache|output"), "sim:1"))),
+    "-ot without a bias": Offload(
+        overrides=(
+            OverrideRule(re.compile("ffn_gate_exps.weight"), "sim:0"),
+            OverrideRule(re.compile("[kv]_cache|attn_q.weight"), "sim:1"),
+        )
+    ),
+    "-ts": Offload(tensor_split=(3.0, 1.0), n_cpu_moe=2),
+}
+
+
+@pytest.mark.parametrize("name", ["llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32"])
+@pytest.mark.parametrize("offload", BESIDE.values(), ids=BESIDE)
+def test_layers_and_experts_on_the_cpu_beside_shared_layers(devices, name, offload):
+    model = load_model(ORACLE / f"{name}.gguf")
+    with np.load(ORACLE / f"{name}.npz") as arrays:
+        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
+    sizes = SessionOptions(n_ctx=64, n_ubatch=7, split_mode="tensor", offload=offload)
+    with Session(
+        model, devices(("sim:0", "sim:1", "cpu:0")), sizes, settings=Settings()
+    ) as session:
+        assert_close(session.feed(tokens, all_logits=True), wanted, None)
+        assert check_plan(session.last_plan).is_clean
+        on_cpu = [
+            name
+            for name, device in session.homes.devices.items()
+            if session.scheduler.topology.devices[device].name == "cpu:0"
+        ]
+        reasons = {session.homes.reasons[name] for name in on_cpu}
+    if offload.n_gpu_layers is not None:
+        assert any(reason.endswith("is on the host (-ngl)") for reason in reasons)
+    if offload.n_cpu_moe and name != "llama-tiny-f32":
+        assert "experts stay on the host (--n-cpu-moe)" in reasons
+
+
+def test_groups_of_devices_beside_a_cpu(devices):
+    """Two groups make a pipeline of the layers that are not on the CPU."""
+    model = load_model(ORACLE / "qwen3moe-tiny-f32.gguf")
+    with np.load(ORACLE / "qwen3moe-tiny-f32.npz") as arrays:
+        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
+    offload = Offload(n_gpu_layers=3, n_cpu_moe=3)
+    names = (*(f"sim:{i}" for i in range(4)), "cpu:0")
+    sizes = SessionOptions(
+        n_ctx=64, n_ubatch=7, split_mode="tensor", group_size=2, offload=offload, pipelining="on"
+    )
+    with Session(model, devices(names), sizes, settings=Settings()) as session:
+        assert_close(session.feed(tokens, all_logits=True), wanted, None)
+        homes = {name: session.homes.devices[name] for name in session.homes.devices}
+        used = {names[device] for name, device in homes.items() if name.startswith("blk.")}
+    assert used == set(names)
+
+
+def test_of_experts_on_the_cpu_only_rows_of_a_token_move(devices):
+    """A step hands on a row, which experts and their weights, and takes the sum back."""
+    model = load_model(ORACLE / "qwen3moe-tiny-f32.gguf")
+    sizes = SessionOptions(n_ctx=64, split_mode="tensor", offload=Offload(n_cpu_moe=99))
+    with Session(
+        model, devices(("sim:0", "sim:1", "cpu:0")), sizes, settings=Settings()
+    ) as session:
+        session.feed([1])
+        plan, row = session.last_plan, 4 * model.hparams.n_embd
+    values, cpu = plan.splits.values, 2
+    leaving = [
+        values[t.dst].end - values[t.dst].start
+        for t in plan.splits.transfers
+        if values[t.src].device == cpu
+    ]
+    layers = model.hparams.n_layer
+    assert leaving.count(row) == len(leaving)
+    assert len(leaving) <= 2 * (2 + layers)
+
+
+@settings(max_examples=max(5, settings().max_examples // 10))
+@given(st.data())
+def test_any_tensor_on_any_device(devices, data):
+    """Whatever ``-ot`` names lives whole where it says, beside layers in shares."""
+    name = data.draw(st.sampled_from(["llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32"]))
+    model = load_model(ORACLE / f"{name}.gguf")
+    with np.load(ORACLE / f"{name}.npz") as arrays:
+        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
+    names = ("sim:0", "sim:1", "cpu:0", "sim:2")
+    spec = model.spec
+    chosen = st.sets(st.sampled_from([*spec.weights, *spec.hparams.state_names]), max_size=6)
+    overrides = tuple(
+        OverrideRule(re.compile(f"^{re.escape(tensor)}$"), data.draw(st.sampled_from(names)))
+        for tensor in sorted(data.draw(chosen))
+    )
+    offload = Offload(overrides=overrides, tensor_split=(1.0, 1.0), n_cpu_moe=data.draw(MOE))
+    sizes = SessionOptions(n_ctx=64, n_ubatch=7, split_mode="tensor", offload=offload)
+    with Session(model, devices(names), sizes, settings=Settings()) as session:
+        assert_close(session.feed(tokens, all_logits=True), wanted, None)
+        assert check_plan(session.last_plan).is_clean
+
+
+MOE = st.integers(0, 3)
 
 
 # --- refusals -----------------------------------------------------------------------------

@@ -293,7 +293,7 @@ class _Rewriter:
     def _join(self, t: Tensor) -> dict[int, Key]:
         layout, name = self._of(t), self.tensors[t.storage].name
         assert isinstance(layout, Split | Partial)  # the callers have seen to it
-        if t.role is Role.WEIGHT or t.dtype not in (F32, I32):
+        if t.dtype not in (F32, I32):
             raise PlanError(
                 f"{name!r} is split where a whole one is needed",
                 where=self.graph.name,
@@ -396,19 +396,23 @@ class _Rewriter:
     def _runners(self, node: Node, through: int | None) -> tuple[int, ...]:
         """Return the participants that compute a node of whole operands.
 
-        Those that have its weight; else those that have the operand which most have.
+        Those that have its weight; else those that have the largest operand, and of equal ones that
+        which most have.
         """
         if through is not None:
             return self._layout[self.tensors[node.output].storage].on or self.shards.everyone
         kept: list[tuple[int, ...]] = []
-        made: list[tuple[int, ...]] = []
+        made: list[tuple[int, int, tuple[int, ...]]] = []
         for tid in node.inputs:
             t = self.tensors[tid]
             layout = self._layout[t.storage]
             if layout.on is None:
                 continue
             on = layout.on if isinstance(layout, Whole) else self.shards.group(layout.on)
-            (kept if t.role in (Role.WEIGHT, Role.STATE) else made).append(on)
+            if t.role in (Role.WEIGHT, Role.STATE):
+                kept.append(on)
+            else:
+                made.append((t.nbytes, len(on), on))
         if kept:
             return kept[0]
-        return max(made, key=len, default=self.shards.everyone)
+        return max(made, key=lambda m: m[:2])[2] if made else self.shards.everyone

@@ -270,10 +270,15 @@ def _add_id(node: Node, operands: Sequence[Operand]) -> Decision | None:
     x, bias, _ = operands
     if isinstance(x.layout, Partial):
         return Decision(x.layout, (None, WHOLE, WHOLE), once=True)
-    if not isinstance(x.layout, Split) or x.layout.axis != x.last:
+    split = x.layout
+    if isinstance(bias.layout, Split) and bias.layout.axis == 1 and isinstance(split, Whole):
+        split = Split(x.last, bias.layout.segments)
+    if not isinstance(split, Split) or split.axis != x.last:
         return None
-    need = _fitting(bias, Split(1, x.layout.segments))
-    return Decision(x.layout, (None, need[0], WHOLE)) if need is not None else None
+    needs = _fitting(x, split), _fitting(bias, Split(1, split.segments))
+    if needs[0] is None or needs[1] is None:
+        return None
+    return Decision(split, (*needs[0], *needs[1], WHOLE))
 
 
 def _attention(node: Node, operands: Sequence[Operand]) -> Decision | None:
