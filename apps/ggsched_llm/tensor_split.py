@@ -162,6 +162,10 @@ def find_alone(
         if matching:
             pattern = offload.overrides[matching[0]].pattern.pattern
             homes[name] = targets[matching[0]], f"-ot {pattern}"
+    for layer in range(hp.n_layer):  # attention runs where its cache is
+        cache = homes.get(f"blk.{layer}.k_cache")
+        if cache is not None and f"blk.{layer}.attn_sinks.weight" in spec.weights:
+            homes.setdefault(f"blk.{layer}.attn_sinks.weight", (cache[0], "where its cache is"))
     patterns = [rule.pattern.pattern for rule in offload.overrides]
     unused = tuple(pattern for i, pattern in enumerate(patterns) if i not in used)
     return Alone(homes, n_host, unused)

@@ -316,7 +316,7 @@ BESIDE = {
     "-ot without a bias": Offload(
         overrides=(
             OverrideRule(re.compile("ffn_gate_exps.weight"), "sim:0"),
-            OverrideRule(re.compile("[kv]_cache|attn_q.weight"), "sim:1"),
+            OverrideRule(re.compile("[kv]_cache|attn_q"), "sim:1"),
         )
     ),
     "-ts": Offload(tensor_split=(3.0, 1.0), n_cpu_moe=2),

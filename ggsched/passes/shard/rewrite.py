@@ -293,7 +293,7 @@ class _Rewriter:
     def _join(self, t: Tensor) -> dict[int, Key]:
         layout, name = self._of(t), self.tensors[t.storage].name
         assert isinstance(layout, Split | Partial)  # the callers have seen to it
-        if t.dtype not in (F32, I32):
+        if t.role is Role.WEIGHT or t.dtype not in (F32, I32):
             raise PlanError(
                 f"{name!r} is split where a whole one is needed",
                 where=self.graph.name,
