@@ -115,6 +115,17 @@ def test_many_rows_are_sent_in_parts(steps):
     assert sent[1, 2] >= exchanges * each
 
 
+def test_messages_grow_with_the_devices_and_not_with_their_square(steps):
+    """Of many devices one adds up: a row from each of the others and to each, for each exchange."""
+    small, large = (steps(p, 1, 511, split_mode="tensor") for p in (8, 32))
+    for p, step in ((8, small), (32, large)):
+        copies = [c for c in step.plan.commands if isinstance(c, Copy)]
+        assert len(copies) <= 2 * (p - 1) * (2 * LAYERS + 2)
+        assert check_plan(step.plan).is_clean
+    assert len(large.plan.commands) < 4.5 * len(small.plan.commands)
+    assert small.seconds < 1.1 * steps(4, 1, 511, split_mode="tensor").seconds
+
+
 @pytest.mark.parametrize("p", [2, 4])
 @pytest.mark.parametrize("n_tokens", [1, 64])
 @pytest.mark.parametrize("cpu", [False, True])

@@ -77,6 +77,7 @@ CASES = [
     ("qwen3moe-tiny-f32", THREE, None, 32),
     ("gptoss-tiny-f32", MIXED, (1.0, 3.0), 7),
     ("gptoss-tiny-f32", SIMULATED, None, 32),
+    ("llama-tiny-f32", tuple(f"sim:{i}" for i in range(6)), None, 7),
 ]
 
 

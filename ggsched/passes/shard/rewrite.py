@@ -45,6 +45,12 @@ SCATTERED_NBYTES: Final = 256 << 10
 _DIRECT: Final = 2
 """As many participants send each other no more than they have to if each adds up all."""
 
+_MANY: Final = 4
+"""Where more participants than that copy, messages cost more than a second way for the bytes."""
+
+_PIECE_NBYTES: Final = 512 << 10
+"""A piece of as many bytes takes longer than a message costs, over links of 20 GB/s."""
+
 
 @dataclass(frozen=True)
 class Shards:
@@ -314,12 +320,17 @@ class _Rewriter:
     def _add_up(self, t: Tensor, layout: Partial) -> dict[int, Key]:
         """Return a sum on each participant of a group, added up in the order of participants.
 
-        Of a few rows each adds up all. Of many rows, with more than two participants, each adds up
-        some and gives them to the others, so that less is sent.
+        Of a few rows each adds up all; one does for all where participants copy and there are many:
+        then a sum is as many messages as there are participants, twice, instead of their square. Of
+        many rows, with more than two participants, each adds up some and gives them to the others,
+        so that less is sent.
         """
         parts, group = [self._operand(t, None, q) for q in layout.on], self.shards.group(layout.on)
-        if len(group) <= _DIRECT or t.nbytes < SCATTERED_NBYTES or t.shape[0] < len(group):
-            return {p: self._chain(t, "add", parts, p).key for p in group}
+        has_root = len(group) > _MANY and not self.shards.peers.issuperset(group)
+        least = _PIECE_NBYTES * len(group) if has_root else SCATTERED_NBYTES
+        if len(group) <= _DIRECT or t.nbytes < least or t.shape[0] < len(group):
+            adding = group[:1] if has_root else group
+            return {p: self._chain(t, "add", parts, p).key for p in adding}
         ends = accumulate(even_parts(t.shape[0], [1.0] * len(group), 1))
         sums = [
             self._chain(
