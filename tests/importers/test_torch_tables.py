@@ -113,6 +113,19 @@ def test_calls_compute_what_they_say(target, args, wanted):
     np.testing.assert_allclose(computed(target, *args), wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("exponent", [-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0, 1.5, 7.0])
+def test_powers_are_products_where_these_are_as_exact(exponent):
+    emit = Emitter("power")
+    x = emit.g.input("x", X.shape, "f32")
+    graph = emit.g.build(convert("aten.pow.Tensor_Scalar", emit, "here", (x, exponent), {}))
+    assert ("nd.pow" in [n.op for n in graph.nodes]) == (exponent in (1.5, 7.0))
+    values = np.array([[1.5, 1e-3, 2e4], [0.0, np.inf, 1.0]], np.float32)
+    values[1, 2] *= -1 if exponent == int(exponent) else 1
+    found = run_oracle(graph, {"x": values, **emit.weights})[graph.outputs[0]]
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(found, values**exponent, rtol=5e-7)
+
+
 def test_unknown_ops_and_arguments_that_do_not_fit_are_named():
     emit = Emitter("one")
     with pytest.raises(ModelError, match=r"node 'a': the op 'aten.fft.default' is.*register_op"):

@@ -14,6 +14,7 @@ from ggsched_cpu.kernels import (
     block_fours,
     block_halves,
     block_lanes,
+    casts,
     convolution,
     gemm,
     gemm_bf16,
@@ -203,6 +204,14 @@ def _conversions(dtype: DType) -> Family:
     return lambda target: [rows.convert(f"to_{t}", target, dtype, t) for t in _converted(dtype)]
 
 
+def _casts(kind: str) -> Family:
+    return lambda target: [
+        casts.cast(f"to_{to}", target, kind, to)
+        for to in casts.ELEMENTS
+        if casts.is_converted(kind, to)
+    ]
+
+
 def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
@@ -300,6 +309,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **{f"attention_{t}": _attention(t) for t in KV_DTYPES},
     **{f"attention_blocks_{t}": _attention_blocks(t) for t in KV_DTYPES},
     **{f"convert_{t}": _conversions(t) for t in (*COMPILED, I32)},
+    **{f"cast_{kind}": _casts(kind) for kind in casts.ELEMENTS},
     **{f"get_rows_{t}": _get_rows(t) for t in (*COMPILED, I32)},
 }
 """By name. Functions are called by the names that their builders have."""

@@ -10,6 +10,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
+from ggsched_cpu.kernels.casts import is_converted
 from ggsched_cpu.kernels.elements import is_compiled
 from ggsched_cpu.kernels.elementwise import FORMULAS, SPREAD
 from ggsched_cpu.lowering import cells, moves
@@ -155,6 +156,16 @@ def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     if out.ndim == 0 or not (is_dense(source) and is_dense(out)):
         return None
     return _row(kernels.address(family, f"to_{to}"), (source, out), out, kernels)
+
+
+def _cast(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    (x,), out, to = node.inputs, node.out, node.bound.output.dtype
+    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return None
+    if not is_converted(node.dtype(0).name, to.name) or np.may_share_memory(x, out):
+        return None
+    kernel = kernels.address(f"cast_{node.dtype(0)}", f"to_{to}")
+    return _one(flat_task(kernel, (x, out), out.size, kernels.threads))
 
 
 def _get_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -312,6 +323,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "nd.softmax": _soft_max_across,
     "sum_rows": _sum_rows,
     "top_k": _top_k,
+    "nd.cast": _cast,
     "cpy": _copy,
     "cont": _copy,
     "get_rows": _get_rows,

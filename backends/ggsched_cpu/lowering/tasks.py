@@ -146,5 +146,6 @@ def flat_task(
     rows = max(1, -(-size // columns))
     args = [columns, rows, 1, 1, rows, size]
     for operand in operands:
-        args += [address(operand), 4, 0, 0, 4 * columns]
+        nbytes = operand.itemsize
+        args += [address(operand), nbytes, 0, 0, nbytes * columns]
     return Task(kernel, (*args, *own), rows, rows == 1, 0, tuple(operands))
