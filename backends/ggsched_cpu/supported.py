@@ -37,6 +37,8 @@ LIBRARY_WITH_KERNEL: Final = (
     "nd.expm1",
     "nd.floor",
     "nd.gather",
+    "nd.gather_elements",
+    "nd.gather_nd",
     "nd.gelu",
     "nd.gru",
     "nd.hard_sigmoid",
@@ -56,11 +58,14 @@ LIBRARY_WITH_KERNEL: Final = (
     "nd.reduce_sum",
     "nd.round",
     "nd.rsqrt",
+    "nd.scatter_elements",
+    "nd.scatter_nd",
     "nd.slice",
     "nd.softmax",
     "nd.softsign",
     "nd.sqrt",
     "nd.threshold",
+    "nd.top_k",
     "nd.transpose",
 )
 """Ops of the library ``nd``, for some types and layouts of operands."""

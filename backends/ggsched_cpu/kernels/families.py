@@ -4,6 +4,7 @@ A family is small, since most programs need few kernels: the first one compiles 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
@@ -157,7 +158,8 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "mean_rows": reductions.mean_rows,
     "max_of_rows": reductions.max_of_rows,
     "sum_rows_strided": reductions.sum_rows_strided,
-    "top_k": reductions.top_k,
+    "top_k": partial(reductions.top_k, wide=False),
+    "nd.top_k": partial(reductions.top_k, wide=True),
 }
 
 
@@ -245,8 +247,26 @@ def _repeat(times: int) -> Family:
 
 
 def _moves(target: Target) -> Sequence[Builder]:
-    kinds = {"move": moves.move, "gather": moves.gather, "pick": moves.pick}
-    return [make(f"{kind}{n}", target, n) for kind, make in kinds.items() for n in (1, 2, 4, 8)]
+    return [moves.move(f"move{n}", target, n) for n in (1, 2, 4, 8)]
+
+
+def _indexed(indexed: int) -> Family:
+    """Return kernels that take (1) or put (2) elements by indices."""
+
+    def build(target: Target) -> Sequence[Builder]:
+        made = []
+        for n in (1, 2, 4, 8):
+            made.append(moves.slices(f"slices{n}", target, n, indexed=indexed))
+            made.append(moves.each(f"each{n}", target, f"i{8 * n}", indexed=indexed))
+        if indexed == 2:
+            made.append(moves.slices("add_slices", target, 4, indexed=2, adds=True))
+            made += (
+                moves.each(f"add_{kind}", target, kind, indexed=2, adds=True)
+                for kind in ("float", "i32", "i64")
+            )
+        return made
+
+    return build
 
 
 def _pad(target: Target) -> Sequence[Builder]:
@@ -280,6 +300,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "conv_planes": _conv_planes(()),
     "pad": _pad,
     "moves": _moves,
+    "take": _indexed(1),
+    "put": _indexed(2),
     "max_rows": _max_rows,
     "average_rows": _average_rows,
     "zip_rows": _zip_rows,

@@ -13,7 +13,8 @@ from ggsched.ir.rope import rope_table
 from ggsched_cpu.kernels.casts import is_converted
 from ggsched_cpu.kernels.elements import is_compiled
 from ggsched_cpu.kernels.elementwise import FORMULAS, SPREAD
-from ggsched_cpu.lowering import cells, moves
+from ggsched_cpu.kernels.reductions import ORDERS
+from ggsched_cpu.lowering import cells, indexed, moves
 from ggsched_cpu.lowering.attention import attention
 from ggsched_cpu.lowering.context import CpuLoweringContext, Node
 from ggsched_cpu.lowering.products import is_dense, mul_mat_id
@@ -30,9 +31,8 @@ Emitter = Callable[[Node, CpuLoweringContext, Kernels], Sequence[Task] | None]
 MAX_TABLE_AXES: Final = 3
 """Of tables of rows: one axis may number tables."""
 
-MAX_SELECTED: Final = 16
-MAX_SELECTED_FROM: Final = 1024
-"""``top_k`` passes over a row for each result, so both are limited."""
+MAX_SELECTED: Final = 64
+"""``top_k`` puts each that is better than the last in order, which takes as many steps at worst."""
 
 
 def _one(task: Task | None) -> list[Task] | None:
@@ -134,12 +134,16 @@ def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
 
 
 def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
-    x, k = node.inputs[0], int(node.number("k"))
-    if not (is_dense(x) and is_dense(node.out)):
+    (x,), k, op = node.inputs, int(node.number("k")), node.bound.op
+    is_last = op == "top_k" or int(node.number("axis")) % x.ndim == x.ndim - 1
+    if not (is_last and is_dense(x) and node.out.strides[-1] == node.out.itemsize):
         return None
-    if k > MAX_SELECTED or x.shape[-1] > MAX_SELECTED_FROM:
+    if k > MAX_SELECTED or x.dtype != np.float32:
         return None
-    return _row(kernels.address("top_k", "top_k"), (x, node.out), x, kernels, [k])
+    of_library = "largest" if node.bound.params.get("largest", True) else "smallest"
+    order = ORDERS["largest, NaN last" if op == "top_k" else of_library]
+    kernel = kernels.address(op, op)
+    return _row(kernel, (x, node.out), x, kernels, [k, *order])
 
 
 def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -322,7 +326,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "soft_max": _soft_max,
     "nd.softmax": _soft_max_across,
     "sum_rows": _sum_rows,
-    "top_k": _top_k,
+    **dict.fromkeys(("top_k", "nd.top_k"), _top_k),
     "nd.cast": _cast,
     "cpy": _copy,
     "cont": _copy,
@@ -335,6 +339,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "nd.average_pool": average_pool,
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
+    **indexed.EMITTERS,
     **moves.EMITTERS,
     **cells.EMITTERS,
 }
