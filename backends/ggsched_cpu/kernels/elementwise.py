@@ -94,6 +94,10 @@ def _softsign(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
     return b.fdiv(x[0], b.fadd(b.intrinsic("fabs", x[0]), 1.0))
 
 
+def _threshold(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    return b.select(b.compare("ogt", x[0], p[0]), x[0], b.zero(x[0].type))
+
+
 def _either(how: str) -> Formula:
     """Return the formula of the one of two that compares so, and NaN where one is."""
 
@@ -144,11 +148,7 @@ FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     ),
     "nd.softsign": (1, (), _softsign),
     "nd.sqrt": (1, (), lambda b, x, p: b.intrinsic("sqrt", x[0])),
-    "nd.threshold": (
-        1,
-        ("alpha",),
-        lambda b, x, p: b.select(b.compare("ogt", *x, *p), *x, b.zero(x[0].type)),
-    ),
+    "nd.threshold": (1, ("alpha",), _threshold),
 }
 """By op: number of operands, names of the parameters, formula. The arguments of a kernel are the
 operands, the result, and the parameters."""

@@ -165,11 +165,11 @@ def _reduced(b: Builder, x: Value) -> tuple[Value, tuple[Value, Value]]:
     # In two steps: 2^128 is no f32, but e^88.72 is.
     whole = b.cast("fptosi", n, "i32")
     half = b.binary("ashr", whole, 1)
-    powers = tuple(
+    first, second = (
         b.cast("bitcast", b.binary("shl", b.add(power, 127), 23), "float")
         for power in (half, b.sub(whole, half))
     )
-    return b.fma(b.fmul(r, r), poly, r), powers
+    return b.fma(b.fmul(r, r), poly, r), (first, second)
 
 
 def _at_ends(b: Builder, x: Value, value: Value, low: float) -> Value:

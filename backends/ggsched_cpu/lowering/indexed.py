@@ -41,7 +41,8 @@ def _gather_elements(node: Node, kernels: Kernels) -> Task | None:
 
 
 def _gather_nd(node: Node, kernels: Kernels) -> Task | None:
-    return None if node.number("batch_dims") else _by_tuple(*node.inputs[::-1], node.out, kernels)
+    x, ids = node.inputs
+    return None if node.number("batch_dims") else _by_tuple(ids, x, node.out, kernels)
 
 
 def _scatter_elements(node: Node, kernels: Kernels) -> Task | None:
@@ -69,9 +70,10 @@ def _by_element(
         return None
     count, step = ids.shape[axis], inner * table.itemsize
     shape: tuple[int, ...]
+    place: Array
     if inner == 1:
         shape, columns = (outer,), count
-        views = [ids.reshape(outer, count), other.reshape(outer, count)]
+        views: list[Array] = [ids.reshape(outer, count), other.reshape(outer, count)]
         place = table.reshape(outer, extent)[:, 0]  # which only indices move on
     else:
         # Rows that may put the same elements are of one part; those of other columns are not.
