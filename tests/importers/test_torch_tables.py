@@ -101,6 +101,36 @@ def computed(target, *args, **kwargs):
         ("aten.as_strided.default", ([2, 2], [0, 2], 1), X.reshape(-1)[[[1, 3]] * 2]),
         ("aten.as_strided.default", ([2, 0], [1, 1]), np.zeros((2, 0))),
         ("aten.histc.default", (4, -2, 2), [1, 1, 2, 1]),
+        ("aten.copysign.Tensor", (Const(-X),), np.copysign(X, -X)),
+        ("aten.hypot.default", (Const(X + 1),), np.hypot(X, X + 1)),
+        ("aten.erfinv.default", (), [[np.nan, np.nan, np.nan], [0, 0.4769363, -np.inf]]),
+        ("aten.logcumsumexp.default", (1,), np.logaddexp.accumulate(X, 1)),
+        ("aten.median.default", (), 0.0),
+        (
+            "aten.scatter_reduce.two",
+            (1, Const(X.argsort(1)[:, :1]), Const(X + 4), "mean"),
+            [
+                [1.5, 1.75, 3],
+                [0, 0.5, 1.5],
+            ],
+        ),
+        (
+            "aten.masked_scatter.default",
+            (Const(X > 0), Const(X.reshape(-1)[::-1].copy())),
+            [
+                [-1, -2, 0.5],
+                [0, 0, -1],
+            ],
+        ),
+        (
+            "aten.put.default",
+            (Const(np.array([1, -1])), Const(X[0, :2])),
+            [
+                [1.5, 1.5, 3],
+                [0, 0.5, -2],
+            ],
+        ),
+        ("aten.diagonal_scatter.default", (Const(X[0, :2]), 1), [[1.5, 1.5, 3], [0, 0.5, -2]]),
         ("aten.histc.default", (5,), np.histogram(X, 5)[0]),
         (
             "aten.bucketize.Tensor",

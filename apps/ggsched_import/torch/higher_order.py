@@ -1,0 +1,95 @@
+"""Converters of operators that take graphs: modes, branches, loops, attention with functions."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ggsched.errors import ModelError
+from ggsched_import.common.emit import Const, Value
+from ggsched_import.torch.call import Call
+from ggsched_import.torch.ops_products import attended, with_heads
+
+if TYPE_CHECKING:
+    from ggsched_import.torch.walk import Walk
+
+MODES: Final = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "inference_mode")
+"""Their graph is always run."""
+
+MAX_STEPS: Final = 10_000
+"""Of a loop, whose steps become nodes."""
+
+
+def _mode(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+    at = next(i for i, a in enumerate(args) if hasattr(a, "graph"))
+    return walk.graph(args[at], args[at + 1 :], depth + 1)
+
+
+def _autocast(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+    raise ModelError(
+        "autocast is not supported", where=where, hint="convert the model: model.half()"
+    )
+
+
+def _cond(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+    condition, then, other, operands = args
+    return walk.emit.choose(
+        Const(np.array(condition)) if isinstance(condition, bool) else condition,
+        lambda: walk.graph(then, operands, depth + 1),
+        lambda: walk.graph(other, operands, depth + 1),
+        where,
+    )
+
+
+def _while_loop(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+    """Unroll a loop whose condition depends on constants only."""
+    condition, body, carried, more = args
+    for _ in range(MAX_STEPS):
+        (goes_on,) = walk.graph(condition, (*carried, *more), depth + 1)
+        if isinstance(goes_on, Const):
+            goes_on = bool(goes_on.array)
+        if not isinstance(goes_on, bool):
+            raise ModelError(
+                "a loop whose number of steps depends on data is not supported",
+                where=where,
+                why="a plan has a fixed number of commands",
+                hint="count the steps by a number that the inputs do not change",
+            )
+        if not goes_on:
+            return list(carried)
+        carried = walk.graph(body, (*carried, *more), depth + 1)
+    raise ModelError(f"a loop has more than {MAX_STEPS} steps", where=where)
+
+
+def _flex_attention(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+    """Attend by scores that a graph changes and another one hides, on all places at once."""
+    query, key, value, score, block_mask, scale, options, of_score, of_mask = args
+    if options.get("OUTPUT_LOGSUMEXP") or options.get("OUTPUT_MAX"):
+        raise ModelError("sums and maxima of scores are not supported", where=where)
+    c = Call("flex_attention", where, walk.emit)
+    key, value = (with_heads(c, v, query.shape[-3]) for v in (key, value))
+    extents = (*query.shape[:3], key.shape[-2])
+    places = [
+        Const(np.arange(n).reshape([-1 if k == i else 1 for k in range(4)]))
+        for i, n in enumerate(extents)
+    ]
+
+    def changed(scores: Value) -> Value:
+        (made,) = walk.graph(score, (scores, *places, *of_score), depth + 1)
+        (seen,) = walk.graph(block_mask[-1], (*places, *of_mask), depth + 1)
+        return c.nd("where", seen, made, c.const(-math.inf, scores.dtype.name))
+
+    return [attended(c, query, key, value, scale, changed), None, None]
+
+
+HIGHER: Final[Mapping[str, Callable[..., Any]]] = {
+    **dict.fromkeys(MODES, _mode),
+    "wrap_with_autocast": _autocast,
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "flex_attention": _flex_attention,
+}
+"""By the name of the operator."""
+
+__all__ = ["HIGHER", "MODES"]
