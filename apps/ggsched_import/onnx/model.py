@@ -52,6 +52,7 @@ class OnnxModel:
         self._dims, self._constants = dict(dims), dict(constants)
         graph = model.graph
         self.name: str = text(graph.name) or "onnx"
+        Walk(model, self._external, Emitter(self.name)).check_ops(graph)
         known = {text(t.name) for t in graph.initializer}
         self.inputs: dict[str, Port] = {
             i.name: _port(i) for i in graph.input if i.name not in known
@@ -59,7 +60,6 @@ class OnnxModel:
         self.outputs: tuple[str, ...] = tuple(text(o.name) for o in graph.output)
         self._ports = Ports(self.name, self.inputs)
         self._ports.check(constants)
-        Walk(model, self._external, Emitter(self.name)).check_ops(graph)
         self._bound: Bindings[BoundModel] = Bindings()
 
     def is_constant(self, name: str) -> bool:
