@@ -1,18 +1,18 @@
 """Converters of operators that take graphs: modes, branches, loops, attention with functions."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from ggsched.errors import ModelError
-from ggsched_import.common.emit import Const, Value
+from ggsched_import.common.emit import Const, Emitter, Value
 from ggsched_import.torch.call import Call
 from ggsched_import.torch.ops_products import attended, with_heads
 
-if TYPE_CHECKING:
-    from ggsched_import.torch.walk import Walk
+Run = Callable[[Any, Iterable[Any]], list[Any]]
+"""Converts a graph for values of its placeholders, and returns its outputs."""
 
 MODES: Final = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "inference_mode")
 """Their graph is always run."""
@@ -21,32 +21,32 @@ MAX_STEPS: Final = 10_000
 """Of a loop, whose steps become nodes."""
 
 
-def _mode(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+def _mode(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     at = next(i for i, a in enumerate(args) if hasattr(a, "graph"))
-    return walk.graph(args[at], args[at + 1 :], depth + 1)
+    return run(args[at], args[at + 1 :])
 
 
-def _autocast(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+def _autocast(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     raise ModelError(
         "autocast is not supported", where=where, hint="convert the model: model.half()"
     )
 
 
-def _cond(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+def _cond(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     condition, then, other, operands = args
-    return walk.emit.choose(
+    return emit.choose(
         Const(np.array(condition)) if isinstance(condition, bool) else condition,
-        lambda: walk.graph(then, operands, depth + 1),
-        lambda: walk.graph(other, operands, depth + 1),
+        lambda: run(then, operands),
+        lambda: run(other, operands),
         where,
     )
 
 
-def _while_loop(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+def _while_loop(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     """Unroll a loop whose condition depends on constants only."""
     condition, body, carried, more = args
     for _ in range(MAX_STEPS):
-        (goes_on,) = walk.graph(condition, (*carried, *more), depth + 1)
+        (goes_on,) = run(condition, (*carried, *more))
         if isinstance(goes_on, Const):
             goes_on = bool(goes_on.array)
         if not isinstance(goes_on, bool):
@@ -58,16 +58,16 @@ def _while_loop(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> An
             )
         if not goes_on:
             return list(carried)
-        carried = walk.graph(body, (*carried, *more), depth + 1)
+        carried = run(body, (*carried, *more))
     raise ModelError(f"a loop has more than {MAX_STEPS} steps", where=where)
 
 
-def _flex_attention(walk: "Walk", args: Sequence[Any], where: str, depth: int) -> Any:
+def _flex_attention(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     """Attend by scores that a graph changes and another one hides, on all places at once."""
     query, key, value, score, block_mask, scale, options, of_score, of_mask = args
     if options.get("OUTPUT_LOGSUMEXP") or options.get("OUTPUT_MAX"):
         raise ModelError("sums and maxima of scores are not supported", where=where)
-    c = Call("flex_attention", where, walk.emit)
+    c = Call("flex_attention", where, emit)
     key, value = (with_heads(c, v, query.shape[-3]) for v in (key, value))
     extents = (*query.shape[:3], key.shape[-2])
     places = [
@@ -76,8 +76,8 @@ def _flex_attention(walk: "Walk", args: Sequence[Any], where: str, depth: int) -
     ]
 
     def changed(scores: Value) -> Value:
-        (made,) = walk.graph(score, (scores, *places, *of_score), depth + 1)
-        (seen,) = walk.graph(block_mask[-1], (*places, *of_mask), depth + 1)
+        (made,) = run(score, (scores, *places, *of_score))
+        (seen,) = run(block_mask[-1], (*places, *of_mask))
         return c.nd("where", seen, made, c.const(-math.inf, scores.dtype.name))
 
     return [attended(c, query, key, value, scale, changed), None, None]

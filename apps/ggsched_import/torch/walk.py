@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -99,7 +100,8 @@ class Walk:
             return node.target(*args, **kwargs)
         higher = HIGHER.get(name or target)
         if higher is not None:
-            return higher(self, args, where, depth)
+            run = partial(self.graph, depth=depth + 1)
+            return higher(self.emit, run, args, where)
         if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             raise ModelError(
                 f"{target} changes its operand",
