@@ -98,7 +98,7 @@ class Walk:
             return shape[args[1]] if len(args) > 1 else prod(shape)
         if module in _NUMBERS and not _has_values((args, kwargs)):
             return node.target(*args, **kwargs)
-        higher = HIGHER.get(name or target)
+        higher = HIGHER.get(_name_of(node))
         if higher is not None:
             run = partial(self.graph, depth=depth + 1)
             return higher(self.emit, run, args, where)
@@ -181,7 +181,7 @@ def is_supported(node: Any) -> bool:
         or base in IGNORED
         or base in ("sym_size", "sym_numel")
         or module in _NUMBERS
-        or getattr(node.target, "__name__", "") in HIGHER
+        or takes_graphs(node)
         or (name.count(".") > 1 and base.rpartition(".")[2] in {op.name for op in user_ops()})
     )
 
@@ -194,12 +194,24 @@ def is_convertible(node: Any) -> bool:
         return True
     emit, known = Emitter("trial"), {}
     try:
+        walk = Walk(emit)
         for given in node.all_input_nodes:
-            known[given] = _stand_in(emit, given)
-        Walk(emit)._node(node, known, 0)
+            is_own = given.op == "get_attr"
+            module = given.graph.owning_module
+            known[given] = walk._attribute(module, given) if is_own else _stand_in(emit, given)
+        walk._node(node, known, 0)
     except GgschedError:
         return False
     return True
+
+
+def takes_graphs(node: Any) -> bool:
+    """Whether a node that calls a function has graphs among its operands."""
+    return _name_of(node) in HIGHER
+
+
+def _name_of(node: Any) -> str:
+    return getattr(node.target, "__name__", "") or str(node.target)
 
 
 def _stand_in(emit: Emitter, node: Any) -> Any:
