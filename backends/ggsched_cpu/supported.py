@@ -40,6 +40,7 @@ LIBRARY_WITH_KERNEL: Final = (
     "nd.gather_elements",
     "nd.gather_nd",
     "nd.gelu",
+    "nd.grid_sample",
     "nd.gru",
     "nd.hard_sigmoid",
     "nd.hard_swish",

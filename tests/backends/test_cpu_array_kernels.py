@@ -177,3 +177,23 @@ def test_the_best_of_rows(data, seed):
     values = values.astype(np.float32)
     is_compiled = check_and_tell(graph, {"x": np.sort(values) if seed % 3 else values}, 0)
     assert is_compiled == (k <= MAX_SELECTED)
+
+
+@settings(max_examples=25)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_samples_of_images(data, seed):
+    """Also at places beside the image, at its edges, and that are not numbers."""
+    count, channels = data.draw(st.sampled_from([(1, 3), (2, 1)]))
+    shape = tuple(data.draw(st.integers(1, 6)) for _ in range(2))
+    made = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 8, 21]))
+    params = {
+        "padding": data.draw(st.sampled_from(["zeros", "border"])),
+        "corners": data.draw(st.booleans()),
+    }
+    g = GraphBuilder()
+    x, grid = g.input("x", (count, channels, *shape)), g.input("grid", (count, *made, 2))
+    graph = g.build(g.op("nd.grid_sample", x, grid, **params))
+    rng = np.random.default_rng(seed)
+    values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (x, grid)}
+    values["grid"][0, 0, 0] = [np.nan, 1] if seed % 2 else [-1, 1]
+    assert check_and_tell(graph, values, 2e-5)

@@ -27,6 +27,7 @@ from ggsched_cpu.kernels import (
     panels,
     reductions,
     rows,
+    sampling,
     short_conv,
     walk,
     windows,
@@ -214,6 +215,13 @@ def _casts(kind: str) -> Family:
     ]
 
 
+def _grid_sample(target: Target) -> Sequence[Builder]:
+    return [
+        sampling.grid_sample(f"padded{int(padded)}", target, padded=padded)
+        for padded in (False, True)
+    ]
+
+
 def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
@@ -299,6 +307,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "conv_rows": _conv_rows(()),
     "conv_planes": _conv_planes(()),
     "pad": _pad,
+    "grid_sample": _grid_sample,
     "moves": _moves,
     "take": _indexed(1),
     "put": _indexed(2),

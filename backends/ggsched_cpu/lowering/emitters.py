@@ -22,7 +22,7 @@ from ggsched_cpu.lowering.recurrent import linear_attention, short_conv
 from ggsched_cpu.lowering.spread import conv_transpose
 from ggsched_cpu.lowering.tasks import Task, address, bits, double_bits, flat_task, row_task
 from ggsched_cpu.lowering.tiles import mul_mat
-from ggsched_cpu.lowering.windows import activations_of, average_pool, conv, max_pool
+from ggsched_cpu.lowering.windows import activations_of, average_pool, conv, grid_sample, max_pool
 from ggsched_cpu.native import Kernels
 from ggsched_cpu.supported import FUSIONS
 
@@ -337,6 +337,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "nd.conv": conv,
     "nd.conv_transpose": conv_transpose,
     "nd.average_pool": average_pool,
+    "nd.grid_sample": grid_sample,
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
     **indexed.EMITTERS,
