@@ -6,16 +6,17 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched_cpu.kernels.convolution import panel_width
 from ggsched_cpu.lowering import moves
 from ggsched_cpu.lowering.context import CpuLoweringContext, Node
 from ggsched_cpu.lowering.products import MAX_VECTORS, vectors_task
-from ggsched_cpu.lowering.tasks import Task, address, row_task
-from ggsched_cpu.lowering.tiles import product_task
+from ggsched_cpu.lowering.tasks import Task, row_task
 from ggsched_cpu.native import Kernels
 
 MAX_STEPS: Final = 256
 """Steps of all directions; each is about ten tasks."""
+
+MAX_BATCH: Final = 128
+"""Sequences; more of them are as well multiplied by numpy, step by step."""
 
 _PLAIN: Final = {
     "nd.lstm": ("sigmoid", "tanh", "tanh"),
@@ -29,33 +30,12 @@ class _Tasks:
     def __init__(self, site: CpuLoweringContext, kernels: Kernels) -> None:
         self.site, self.kernels = site, kernels
         self.found: list[Task] = []
-        self._panels: dict[tuple[int, int], Array] = {}
 
     def product(self, w: Array, x: Array, out: Array) -> None:
-        """Compute ``out = x @ w.T``: of many rows with panels of w, laid out once."""
-        task = self._of_many(w, x, out) if len(x) > MAX_VECTORS else None
-        if task is not None:
-            self.found.append(task)
-            return
+        """Compute ``out = x @ w.T``, some rows at a time."""
         for first in range(0, len(x), MAX_VECTORS):
             some = slice(first, first + MAX_VECTORS)
             self.found.append(vectors_task(w, x[some], out[some], self.kernels))
-
-    def _of_many(self, w: Array, x: Array, out: Array) -> Task | None:
-        """Return the task, if columns of w make whole panels."""
-        (n, k), lanes = w.shape, self.kernels.target.lanes
-        widths = range(panel_width(self.kernels.target, k), 0, -lanes)
-        width = next((m for m in widths if n % m == 0), 0)
-        if not width:
-            return None
-        key = address(w), n
-        if key not in self._panels:
-            self._panels[key] = self.site.scratch((n // width, k, width))
-            self.copy(w.reshape(-1, width, k).swapaxes(1, 2), self._panels[key])
-        panels, none = self._panels[key], np.zeros((1, len(x)), np.float32)
-        same = np.broadcast_to(x, (len(panels), *x.shape))
-        apart = out.reshape(len(x), -1, width).swapaxes(0, 1)
-        return product_task(same, panels[None], none, apart[None], self.kernels)
 
     def apply(self, op: str, *operands: Array) -> None:
         """Compute the last operand from the others, element by element; it may be one of them."""
@@ -77,7 +57,8 @@ class _Tasks:
 def recurrent(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of an LSTM or a GRU with the usual activations.
 
-    None for lengths, peepholes, limits, other activations, and more steps than are worth while.
+    None for lengths, peepholes, limits, other activations, and more steps or sequences than are
+    worth while.
     """
     op, (x, w, r, *rest) = node.bound.op, node.inputs
     given = iter(rest)
@@ -95,7 +76,7 @@ def recurrent(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     if not all(a.dtype == np.float32 and a.flags.c_contiguous and a.flags.aligned for a in arrays):
         return None
     (steps, batch, width), count = x.shape, len(w)
-    if not 0 < steps * count <= MAX_STEPS or not r.size or not x.size:
+    if not 0 < steps * count <= MAX_STEPS or batch > MAX_BATCH or not r.size or not x.size:
         return None
     reset_after = bool(node.bound.params.get("reset_after"))
     tasks = _Tasks(site, kernels)
