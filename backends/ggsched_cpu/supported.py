@@ -45,6 +45,7 @@ LIBRARY_WITH_KERNEL: Final = (
     "nd.hard_sigmoid",
     "nd.hard_swish",
     "nd.leaky_relu",
+    "nd.log_softmax",
     "nd.lstm",
     "nd.max",
     "nd.max_pool",

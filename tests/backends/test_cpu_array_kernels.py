@@ -197,3 +197,14 @@ def test_samples_of_images(data, seed):
     values = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in (x, grid)}
     values["grid"][0, 0, 0] = [np.nan, 1] if seed % 2 else [-1, 1]
     assert check_and_tell(graph, values, 2e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 37])
+def test_logarithms_of_softmax(columns):
+    x = np.resize(np.array([0.5, -3, 80, -80, 1], np.float32), (6, columns)).copy()
+    for row, value in zip(x[2:], (np.nan, np.inf, -np.inf), strict=False):
+        row[0] = value
+    x[5] = -np.inf
+    g = GraphBuilder()
+    graph = g.build(g.op("nd.log_softmax", g.input("x", x.shape), axis=-1))
+    assert check_and_tell(graph, {"x": x}, 2e-6)

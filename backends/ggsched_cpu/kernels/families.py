@@ -155,6 +155,7 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
     "soft_max_across": reductions.soft_max_across,
+    "log_soft_max": reductions.log_soft_max,
     "sum_rows": reductions.sum_rows,
     "mean_rows": reductions.mean_rows,
     "max_of_rows": reductions.max_of_rows,

@@ -143,6 +143,33 @@ def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder
     return b
 
 
+def log_soft_max(name: str, target: Target) -> Builder:
+    """Operand x; result; address of ``logf``. The logarithm of a softmax."""
+    b = Builder(name, target)
+    log = b.arg_pointer(own_slot(2))
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        top, total = _accumulator(b, float("-inf")), _accumulator(b)
+
+        def look(c: Chunk) -> None:
+            b.set(top, b.fmax(b.get(top), c.keep(c.load(x), float("-inf"))))
+
+        over_chunks(b, row.columns, look)
+        most = b.splat(b.largest(b.get(top)), target.lanes)
+
+        def add(c: Chunk) -> None:
+            power = exp(b, b.fsub(c.load(x), most))
+            b.set(total, b.fadd(b.get(total), c.keep(power, 0.0)))
+
+        over_chunks(b, row.columns, add)
+        size = b.splat(b.call("float", log, b.sum(b.get(total))), target.lanes)
+        over_chunks(b, row.columns, lambda c: c.store(b.fsub(b.fsub(c.load(x), most), size), out))
+
+    over_rows(b, 2, row)
+    return b
+
+
 def soft_max_across(name: str, target: Target) -> Builder:
     """Operands x and result; elements of a softmax, and bytes from one to the next in both.
 

@@ -88,6 +88,15 @@ def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     return _row(kernel, (*operands, out), x, kernels, [bits(node.number("scale"))])
 
 
+def _log_soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    x, out = node.inputs[0], node.out
+    plain = all(a.dtype == np.float32 and is_dense(a) for a in (x, out))
+    if int(node.number("axis")) % x.ndim != x.ndim - 1 or not plain:
+        return None
+    kernel = kernels.address("log_soft_max", "log_soft_max")
+    return _row(kernel, (x, out), x, kernels, [_libm("logf")])
+
+
 def _soft_max_across(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task of a softmax over an axis before the last."""
     x, out = node.inputs[0], node.out
@@ -324,6 +333,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "rms_norm": _norm,
     "norm": _norm,
     "soft_max": _soft_max,
+    "nd.log_softmax": _log_soft_max,
     "nd.softmax": _soft_max_across,
     "sum_rows": _sum_rows,
     **dict.fromkeys(("top_k", "nd.top_k"), _top_k),
