@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import torchvision  # noqa: F401  (has ops)
 from torch import nn
 from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.scan import scan
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 torch.manual_seed(0)
@@ -169,6 +170,8 @@ FUNCTIONS = {
         s, torch.cat([torch.zeros(4, 1), b], 1), 0.5, 2, 3)[0], S, BOXES),
     # control flow
     "cond": (lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), X),
+    "scan": (lambda m: torch.cat(scan(
+        lambda c, x: (c * 0.5 + x, c.sum() + x), m[0], m, dim=1, reverse=True)[1:]), M),
     "while_loop": (lambda v: while_loop(
         lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), v))[1], V),
 }  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 from ggsched.errors import ModelError
 from ggsched_import.common.emit import Const, Emitter, Value
 from ggsched_import.torch.call import Call
+from ggsched_import.torch.ops_layout import select
 from ggsched_import.torch.ops_products import attended, with_heads
 
 Run = Callable[[Any, Iterable[Any]], list[Any]]
@@ -62,6 +63,20 @@ def _while_loop(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any
     raise ModelError(f"a loop has more than {MAX_STEPS} steps", where=where)
 
 
+def _scan(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
+    """Unroll a scan over the first axis."""
+    combine, initial, scanned, more = args
+    c, steps = Call("scan", where, emit), scanned[0].shape[0]
+    if not 0 < steps <= MAX_STEPS:
+        raise ModelError(f"a scan of {steps} steps, not 1 to {MAX_STEPS}", where=where)
+    carried, made = list(initial), []
+    for i in range(steps):
+        found = run(combine, (*carried, *(select(c, x, 0, i) for x in scanned), *more))
+        carried = found[: len(carried)]
+        made.append([c.reshape(y, (1, *y.shape)) for y in found[len(carried) :]])
+    return [*carried, *(c.concat(ys, 0) for ys in zip(*made, strict=True))]
+
+
 def _flex_attention(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     """Attend by scores that a graph changes and another one hides, on all places at once."""
     query, key, value, score, block_mask, scale, options, of_score, of_mask = args
@@ -88,6 +103,7 @@ HIGHER: Final[Mapping[str, Callable[..., Any]]] = {
     "wrap_with_autocast": _autocast,
     "cond": _cond,
     "while_loop": _while_loop,
+    "scan": _scan,
     "flex_attention": _flex_attention,
 }
 """By the name of the operator."""
