@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.installed import known_peers
 from benchmarks.table import Row, as_json, chosen, machine, render
 
-SUITES = ("tasks", "models", "onnx", "memory", "checkers")
+SUITES = ("tasks", "models", "onnx", "ops", "memory", "checkers")
 
 
 def main(arguments: list[str] | None = None) -> int:

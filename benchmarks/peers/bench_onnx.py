@@ -74,7 +74,7 @@ def _sides(model: RealModel, threads: int) -> Iterator[Sides]:
     given = {n: v for n, v in {**inputs, **constants}.items() if n in known}
     made = ggsched.from_onnx(path, constants=constants)
     own = {n: given[n] for n in inputs if n in given}
-    with _threads(threads):
+    with threads_of_ours(threads):
         devices = ggsched.open_devices(["cpu:0"])
         with ggsched.Scheduler(devices, weights=made.weight) as scheduler:
             yield {
@@ -84,7 +84,8 @@ def _sides(model: RealModel, threads: int) -> Iterator[Sides]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads_of_ours(count: int) -> Iterator[None]:
+    """Compute on so many threads of the CPU device."""
     given = os.environ.get("GGSCHED_THREADS")
     os.environ["GGSCHED_THREADS"] = str(count)
     try:

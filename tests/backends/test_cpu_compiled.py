@@ -254,11 +254,11 @@ def test_exp_is_exact_enough():
     np.testing.assert_allclose(found[0], power / power.sum(), rtol=2e-6, atol=1e-37)
 
 
-@pytest.mark.parametrize("n", [1, 7, 32, 128, 1000])
+@pytest.mark.parametrize("n", [1, 7, 32, 128, 2000])
 def test_top_k_orders_ties_and_nan(n):
     rng = np.random.default_rng(n)
     x = rng.choice([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf, -np.inf], (5, n)).astype(np.float32)
-    k = min(n, 16)
+    k = min(n, 64)
     g = GraphBuilder()
     graph = g.build(g.top_k(g.input("x", x.shape), k))
     (found,) = run_direct(LONE, graph, {"x": x}).values()

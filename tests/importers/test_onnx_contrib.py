@@ -224,6 +224,55 @@ def compare(op, inputs, wanted, *, constants=(), atol=2e-5, domain=DOMAIN, **att
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=atol, err_msg=op)
 
 
+@pytest.mark.parametrize(
+    ("activation", "params", "made"),
+    [
+        (None, None, lambda y: y),
+        ("Relu", None, lambda y: np.maximum(y, 0)),
+        ("LeakyRelu", [0.2], lambda y: np.where(y < 0, 0.2 * y, y)),
+        ("Clip", [-0.5, 1.0], lambda y: np.clip(y, -0.5, 1)),
+        ("HardSigmoid", [0.3, 0.4], lambda y: np.clip(0.3 * y + 0.4, 0, 1)),
+        ("Tanh", None, np.tanh),
+    ],
+)
+def test_convolutions_with_activations(activation, params, made):
+    x, w, bias, more = f(2, 3, 5, 4), f(4, 3, 1, 1), f(4), f(2, 4, 5, 4)
+    attrs = {"activation": activation, "activation_params": params}
+    wanted = np.einsum("bchw,oc->bohw", x, w[..., 0, 0]) + bias[:, None, None]
+    attrs = {n: v for n, v in attrs.items() if v is not None}
+    compare("FusedConv", [x, w, bias], [made(wanted)], constants=(1, 2), **attrs)
+    compare("FusedConv", [x, w, None, more], [made(wanted - bias[:, None, None] + more)], **attrs)
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("past", [0, 3])
+@pytest.mark.parametrize("mask", ["none", "lengths", "keys", "pairs"])
+def test_attention_with_packed_projections(causal, past, mask):
+    batch, tokens, heads, size = 2, 4, 2, 3
+    x, w, b = f(batch, tokens, 5), f(5, 3 * heads * size), f(3 * heads * size)
+    before = f(2, batch, heads, past, size)
+    keys = past + tokens
+    masks = {
+        "lengths": np.array([keys - 2, keys], np.int32),
+        "keys": (RNG.random((batch, keys)) > 0.3).astype(np.int32),
+        "pairs": (RNG.random((batch, tokens, keys)) > 0.3).astype(np.int32),
+    }
+    given = masks.get(mask)
+    q, k, v = (heads_of(t, heads) for t in np.split(x @ w + b, 3, -1))
+    k, v = (np.concatenate([p, t], 2) for p, t in zip(before, (k, v), strict=True))
+    bias = np.zeros((batch, 1, tokens, keys))
+    if mask == "lengths":
+        bias = np.where(np.arange(keys) < given[:, None, None, None], bias, -1e4)
+    elif given is not None:
+        bias = np.where(given.reshape(batch, 1, -1, keys) > 0, bias, -1e4)
+    if causal:
+        hidden = np.arange(keys) > np.arange(tokens)[:, None] + past
+        bias = np.where(hidden, -1e30, bias)
+    wanted = [attention(q, k, v, 1 / math.sqrt(size), bias), np.stack([k, v])]
+    inputs = [x, w, b, given, before if past else None]
+    compare("Attention", inputs, wanted, constants=(1, 2), num_heads=heads, unidirectional=causal)
+
+
 def test_what_is_not_supported_is_named():
     x = f(2, 3, 8)
     model = from_onnx(model_of("MultiHeadAttention", [x], [x], num_heads=2))
@@ -231,9 +280,10 @@ def test_what_is_not_supported_is_named():
         model.bind()
 
 
-def test_all_missing_ops_are_named_before_shapes_are_asked_for():
+@pytest.mark.parametrize("shape", [["rows", 2], None])
+def test_all_missing_ops_are_named_before_shapes_are_asked_for(shape):
     kind = TensorProto.FLOAT
-    x, y = (helper.make_tensor_value_info(n, kind, ["rows", 2]) for n in "xy")
+    x, y = (helper.make_tensor_value_info(n, kind, shape) for n in "xy")
     nodes = [
         helper.make_node("Fft", ["x"], ["a"], domain=DOMAIN),
         helper.make_node("Relu", ["a"], ["b"]),

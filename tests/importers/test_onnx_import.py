@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ggsched
 from ggsched.cli.main import main
@@ -23,6 +23,21 @@ from tests.importers.onnx_files import BOOL, I64, F, model, node, tensor
 PAGE = Path(__file__).parents[2] / "docs/reference/onnx.md"
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((4, 3)).astype(np.float32)
+
+
+def test_initialisers_that_are_inputs_can_be_given():
+    kind = TensorProto.FLOAT
+    x, w, y = (helper.make_tensor_value_info(n, kind, [2]) for n in "xwy")
+    own = numpy_helper.from_array(np.ones(2, np.float32), "w")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x, w], [y], [own])
+    file, given = helper.make_model(graph), np.array([1, 2], np.float32)
+    for constants, wanted in (({}, [2, 3]), ({"w": [5, 6]}, [6, 8])):
+        made = ggsched.from_onnx(file, constants=constants)
+        assert list(made.inputs) == ["x"]
+        with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
+            assert made.run(scheduler, {"x": given})["y"].tolist() == wanted
+    with pytest.raises(UsageError, match=r"no input 'v'.*w f32\[2\]"):
+        ggsched.from_onnx(file, constants={"v": 1})
 
 
 def test_the_page_lists_the_ops():

@@ -137,6 +137,31 @@ def test_what_is_not_supported_stays_with_pytorch(monkeypatch):
     same(found, torch.special.bessel_j0(x))
 
 
+def while_below(x):
+    from torch._higher_order_ops import while_loop
+
+    return while_loop(lambda x: x.sum() < 30, lambda x: (x * x + 1,), (x,))[0]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)),
+        lambda x: (
+            torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x * 2,))
+            + torch.special.bessel_j0(x)
+        ),
+        while_below,
+    ],
+    ids=["whole", "in part", "by data"],
+)
+def test_operators_that_take_graphs(f):
+    """They are converted with the whole graph, or else left to PyTorch."""
+    x = torch.ones(2, 3)
+    with torch.no_grad():
+        same(torch.compile(f, backend=backend)(x), f(x))
+
+
 @pytest.mark.parametrize(
     ("f", "options", "words"),
     [

@@ -101,6 +101,36 @@ def computed(target, *args, **kwargs):
         ("aten.as_strided.default", ([2, 2], [0, 2], 1), X.reshape(-1)[[[1, 3]] * 2]),
         ("aten.as_strided.default", ([2, 0], [1, 1]), np.zeros((2, 0))),
         ("aten.histc.default", (4, -2, 2), [1, 1, 2, 1]),
+        ("aten.copysign.Tensor", (Const(-X),), np.copysign(X, -X)),
+        ("aten.hypot.default", (Const(X + 1),), np.hypot(X, X + 1)),
+        ("aten.erfinv.default", (), [[np.nan, np.nan, np.nan], [0, 0.4769363, -np.inf]]),
+        ("aten.logcumsumexp.default", (1,), np.logaddexp.accumulate(X, 1)),
+        ("aten.median.default", (), 0.0),
+        (
+            "aten.scatter_reduce.two",
+            (1, Const(X.argsort(1)[:, :1]), Const(X + 4), "mean"),
+            [
+                [1.5, 1.75, 3],
+                [0, 0.5, 1.5],
+            ],
+        ),
+        (
+            "aten.masked_scatter.default",
+            (Const(X > 0), Const(X.reshape(-1)[::-1].copy())),
+            [
+                [-1, -2, 0.5],
+                [0, 0, -1],
+            ],
+        ),
+        (
+            "aten.put.default",
+            (Const(np.array([1, -1])), Const(X[0, :2])),
+            [
+                [1.5, 1.5, 3],
+                [0, 0.5, -2],
+            ],
+        ),
+        ("aten.diagonal_scatter.default", (Const(X[0, :2]), 1), [[1.5, 1.5, 3], [0, 0.5, -2]]),
         ("aten.histc.default", (5,), np.histogram(X, 5)[0]),
         (
             "aten.bucketize.Tensor",
@@ -111,6 +141,19 @@ def computed(target, *args, **kwargs):
 )
 def test_calls_compute_what_they_say(target, args, wanted):
     np.testing.assert_allclose(computed(target, *args), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0, 1.5, 7.0])
+def test_powers_are_products_where_these_are_as_exact(exponent):
+    emit = Emitter("power")
+    x = emit.g.input("x", X.shape, "f32")
+    graph = emit.g.build(convert("aten.pow.Tensor_Scalar", emit, "here", (x, exponent), {}))
+    assert ("nd.pow" in [n.op for n in graph.nodes]) == (exponent in (1.5, 7.0))
+    values = np.array([[1.5, 1e-3, 2e4], [0.0, np.inf, 1.0]], np.float32)
+    values[1, 2] *= -1 if exponent == int(exponent) else 1
+    found = run_oracle(graph, {"x": values, **emit.weights})[graph.outputs[0]]
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(found, values**exponent, rtol=5e-7)
 
 
 def test_unknown_ops_and_arguments_that_do_not_fit_are_named():

@@ -20,6 +20,9 @@ from ggsched.ops.elementwise import ELEMENTWISE
 Operand = Tensor | np.ndarray[Any, np.dtype[Any]]
 """A tensor, or the elements of a constant."""
 
+POWERS: Final = (-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0)
+"""Exponents of powers that become products. As in PyTorch the root of -infinity is NaN."""
+
 ToTensor = Callable[[Operand], Tensor]
 
 _SAME: Final = {op.array: op.name for op in ELEMENTWISE if op.array}
@@ -78,9 +81,22 @@ def _binary(c: _Call) -> Tensor | None:
 
 
 def _power(c: _Call) -> Tensor | None:
-    if _scalar(c.x[1]) != 2.0 or not broadcasts_to(c.x[1].shape, c.x[0].shape):
+    """Return products, roots and reciprocals for exponents for which they are as exact."""
+    number = _scalar(c.x[1])
+    if number not in POWERS or not broadcasts_to(c.x[1].shape, c.x[0].shape):
         return None
-    return c.g.mul(c.tensor(c.x[0]), c.tensor(c.x[0]))
+    x = c.tensor(c.x[0])
+    match abs(number):
+        case 0.5:
+            return c.g.op("nd.sqrt" if number > 0 else "nd.rsqrt", x)
+        case 2.0 | 4.0:
+            made = c.g.mul(x, x)
+            made = c.g.mul(made, made) if abs(number) > 2 else made
+        case 3.0:
+            made = c.g.mul(c.g.mul(x, x), x)
+        case _:
+            made = x
+    return made if number > 0 else c.g.op("nd.reciprocal", made)
 
 
 def _unary(c: _Call) -> Tensor:

@@ -52,14 +52,14 @@ class OnnxModel:
         self._dims, self._constants = dict(dims), dict(constants)
         graph = model.graph
         self.name: str = text(graph.name) or "onnx"
+        Walk(model, self._external, Emitter(self.name)).check_ops(graph)
         known = {text(t.name) for t in graph.initializer}
-        self.inputs: dict[str, Port] = {
-            i.name: _port(i) for i in graph.input if i.name not in known
-        }
+        ports = {i.name: _port(i) for i in graph.input}
+        self.inputs: dict[str, Port] = {n: p for n, p in ports.items() if n not in known}
         self.outputs: tuple[str, ...] = tuple(text(o.name) for o in graph.output)
         self._ports = Ports(self.name, self.inputs)
-        self._ports.check(constants)
-        Walk(model, self._external, Emitter(self.name)).check_ops(graph)
+        self._all = Ports(self.name, ports)  # also those that have elements in the file
+        self._all.check(constants)
         self._bound: Bindings[BoundModel] = Bindings()
 
     def is_constant(self, name: str) -> bool:
@@ -176,11 +176,11 @@ class OnnxModel:
     def _make(self, shapes: Mapping[str, tuple[int, ...]]) -> BoundModel:
         emit = Emitter(self.name)
         given: dict[str, Value] = {}
-        for name, port in self.inputs.items():
+        for name, port in self._all.by_name.items():
             if name in self._constants:
                 array = np.asarray(self._constants[name], dtype_by_name(port.dtype).host)
                 given[name] = Const(np.ascontiguousarray(array).reshape(array.shape))
-            else:
+            elif name in self.inputs:
                 given[name] = emit.g.input(name, shapes[name], port.dtype)
         values = Walk(self._model, self._external, emit).graph(self._model.graph, given)
         if not values:
@@ -206,7 +206,7 @@ def from_onnx(
         source: Path of the file, or an ``onnx.ModelProto``.
         dims: Extents by name, for those that the file leaves open.
         constants: Values of inputs that do not change, so that what depends on them is computed
-            once and may determine shapes.
+            once and may determine shapes; also of inputs that have elements in the file.
 
     Raises:
         ModelError: not an ONNX model, one that is broken, or one with ops that are not supported;

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
+from typing import Final
 
 import numpy as np
 
+from ggsched.ir.tensor import Tensor
 from ggsched_import.common.emit import Const, Value
-from ggsched_import.onnx.call import Call, converts
+from ggsched_import.onnx.call import CONVERTERS, Call, converts
 from ggsched_import.onnx.ops_elements import cast_to, scaled
 from ggsched_import.onnx.ops_layout import sliced, transposed
 from ggsched_import.onnx.ops_quantized import dynamically_quantized, product_of_quantized
@@ -46,6 +48,32 @@ def _gelu(c: Call) -> Value:
 def _quick_gelu(c: Call) -> Value:
     x = c.x()
     return c.nd("mul", x, c.nd("sigmoid", scaled(c, x, c.attr("alpha", 1.702))))
+
+
+@converts("com.microsoft.FusedConv")
+def _fused_conv(c: Call) -> Value:
+    made = CONVERTERS["Conv"](replace(c, inputs=c.inputs[:3]))
+    assert isinstance(made, (Const, Tensor))
+    made = _plus(c, made, 3)
+    name, params = c.attr("activation", ""), c.attr("activation_params", ())
+    if not name:
+        return made
+    names = _ACTIVATION_PARAMS.get(name)
+    if names is None or len(params) not in (0, len(names)):
+        raise c.bad(f"the activation {name!r} is not supported")
+    if name == "Clip":
+        low, high = params or (-np.inf, np.inf)
+        return c.nd("clip", made, c.like(low, made), c.like(high, made))
+    given = dict(zip(names, params, strict=False))
+    found = CONVERTERS[name](replace(c, op=name, inputs=(made,), attrs=given))
+    assert isinstance(found, (Const, Tensor))
+    return found
+
+
+_ACTIVATION_PARAMS: Final = {
+    "Relu": (), "Sigmoid": (), "Tanh": (), "LeakyRelu": ("alpha",), "Clip": ("min", "max"),
+    "HardSigmoid": ("alpha", "beta"),
+}  # fmt: skip
 
 
 # --- norms ------------------------------------------------------------------------------------
@@ -176,6 +204,52 @@ def _causal(queries: int, keys: int, kind: Value, window: int = -1) -> Const:
     return Const(np.where(hidden, _NEVER, 0).astype(kind.dtype.host))
 
 
+def _biases(c: Call, q: Value, k: Value, mask: Value | None, bias: Value | None) -> list[Value]:
+    """Return what is added to logits: a bias, what a mask hides, and what is behind a query."""
+    found = [] if bias is None else [bias]
+    if mask is not None:
+        batch, keys = q.shape[0], k.shape[2]
+        if mask.shape == (batch,):  # numbers of keys
+            places = Const(np.arange(keys).astype(mask.dtype.host))
+            mask = c.nd("less", places, c.emit.reshape(mask, (batch, 1)))
+        if len(mask.shape) not in (2, 3, 4) or mask.shape[0] not in (1, batch):
+            raise c.bad(f"masks of shape {list(mask.shape)} are not supported")
+        outer = {2: (1, 1), 3: (1,), 4: ()}[len(mask.shape)]
+        seen = c.emit.reshape(cast_to(c, mask, "bool"), (mask.shape[0], *outer, *mask.shape[1:]))
+        low = c.like(c.attr("mask_filter_value", -10000.0), q)
+        found.append(c.nd("where", seen, c.like(0, q), low))
+    if c.attr("unidirectional", False):
+        found.append(_causal(q.shape[2], k.shape[2], q))
+    return found
+
+
+@converts("com.microsoft.Attention")
+def _packed_attention(c: Call) -> Sequence[Value | None]:
+    """Project one operand to queries, keys and values, and attend."""
+    heads, x = c.need("num_heads", int), c.x()
+    if c.attr("do_rotary", False) or c.has(6) or c.attr("past_present_share_buffer", False):
+        raise c.bad("rotations and caches that are shared are not supported")
+    wide = _plus(c, c.nd("matmul", x, c.x(1)), 2)
+    sizes = tuple(c.attr("qkv_hidden_sizes", ())) or (wide.shape[-1] // 3,) * 3
+    ends = [0, sizes[0], sizes[0] + sizes[1], sum(sizes)]
+    q, k, v = (_heads(c, _part(c, wide, a, b), heads) for a, b in pairwise(ends))
+    if c.has(4):
+        past = [_part_of(c, c.x(4), i) for i in range(2)]
+        k, v = (_behind(c, p, t) for p, t in zip(past, (k, v), strict=True))
+    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
+    biases = _biases(c, q, k, c.maybe(3), c.maybe(5))
+    made = _joined(c, _attended(c, q, k, v, scale, biases))
+    if c.outputs < 2:
+        return (made,)
+    present = [c.emit.reshape(t, (1, *t.shape)) for t in (k, v)]
+    return made, c.nd("concat", *present, axis=0)
+
+
+def _part_of(c: Call, past: Value, i: int) -> Value:
+    """Return keys or values of both."""
+    return c.emit.reshape(sliced(c, past, {0: (i, i + 1, 1)}), past.shape[1:])
+
+
 @converts("com.microsoft.MultiHeadAttention")
 def _multi_head(c: Call) -> Sequence[Value]:
     heads = c.need("num_heads", int)
@@ -194,17 +268,7 @@ def _multi_head(c: Call) -> Sequence[Value]:
                 at = end
     q, k, v = (_heads(c, x, heads) for x in parts)
     k, v = _behind(c, c.maybe(6), k), _behind(c, c.maybe(7), v)
-    biases = [c.x(5)] if c.has(5) else []
-    if c.has(4):
-        mask = c.x(4)
-        if len(mask.shape) < 2:
-            raise c.bad("masks of lengths are not supported")
-        shape = (mask.shape[0], 1, *((1,) if len(mask.shape) == 2 else ()), *mask.shape[1:])
-        low = c.like(c.attr("mask_filter_value", -10000.0), q)
-        is_seen = c.emit.reshape(cast_to(c, mask, "bool"), shape)
-        biases.append(c.nd("where", is_seen, c.like(0, q), low))
-    if c.attr("unidirectional", False):
-        biases.append(_causal(q.shape[2], k.shape[2], q))
+    biases = _biases(c, q, k, c.maybe(4), c.maybe(5))
     scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
     return _joined(c, _attended(c, q, k, v, scale, biases)), k, v
 

@@ -13,13 +13,14 @@ from ggsched_import.onnx import (  # noqa: F401
     ops_contrib,
     ops_elements,
     ops_layout,  # all register converters
+    ops_ml,
     ops_products,
     ops_quantized,
     ops_reductions,
     resize,
 )
 from ggsched_import.onnx.call import CONVERTERS, Call
-from ggsched_import.onnx.read import ExternalData, elements_of, import_onnx
+from ggsched_import.onnx.read import ExternalData, elements_of, import_onnx, text
 from ggsched_import.onnx.types import code_of
 
 MAX_DEPTH: Final = 32
@@ -99,7 +100,7 @@ class Walk:
         seen: set[tuple[str, str]],
     ) -> None:
         for node in nodes:
-            key = (node.domain, node.op_type)
+            key, name = (node.domain, node.op_type), full_name(node)
             function = self._functions.get(key)
             if function is not None:
                 if key not in seen:
@@ -107,7 +108,6 @@ class Walk:
                     here = {o.domain: int(o.version) for o in function.opset_import}
                     self._collect_missing(function.node, {**opsets, **here}, found, seen)
                 continue
-            name = full_name(node)
             if name in CONTROL and name != "If":
                 for a in node.attribute:
                     self._collect_missing(a.g.node, opsets, found, seen)
@@ -385,7 +385,8 @@ def _where(node: Any, i: int) -> str:
 
 def full_name(node: Any) -> str:
     """Return the name by which an op's converter is registered."""
-    return node.op_type if node.domain in _STANDARD else f"{node.domain}.{node.op_type}"
+    name, domain = text(node.op_type), text(node.domain)
+    return name if domain in _STANDARD else f"{domain}.{name}"
 
 
 def _found(scope: Scope, name: str, where: str) -> Any:

@@ -16,7 +16,7 @@ from ggsched_import.common.emit import Array, Const, Emitter
 from ggsched_import.torch.export import import_torch, whole_ops
 from ggsched_import.torch.model import BoundProgram, bound_program
 from ggsched_import.torch.types import array_of, name_of
-from ggsched_import.torch.walk import Walk, check_ops, is_convertible
+from ggsched_import.torch.walk import Walk, check_ops, is_convertible, takes_graphs
 
 if TYPE_CHECKING:
     from ggsched.scheduler import Scheduler
@@ -109,6 +109,8 @@ def partitioned(
     able = {node.name for node in calls if is_convertible(node)}
     if len(able) == len(calls):
         return Compiled(graph, static, options)
+    # The partitioner does not move graphs that are operands.
+    able -= {node.name for node in calls if takes_graphs(node)}
     support = create_op_support(lambda _modules, node: node.name in able)
     found = CapabilityBasedPartitioner(graph, support, allows_single_node_partition=True)
     whole = found.fuse_partitions(found.propose_partitions())

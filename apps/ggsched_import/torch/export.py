@@ -11,7 +11,7 @@ WHOLE: Final = (
     "gru.input", "layer_norm.default", "linear.default", "lstm.input", "matmul.default",
     "rnn_relu.input", "rnn_tanh.input", "scaled_dot_product_attention.default", "silu.default",
     "softplus.default", "hardswish.default", "hardsigmoid.default", "mish.default",
-    "group_norm.default", "upsample_nearest2d.vec", "upsample_bilinear2d.vec",
+    "group_norm.default", "prelu.default", "upsample_nearest2d.vec", "upsample_bilinear2d.vec",
 )  # fmt: skip
 """Ops outside core ATen that are converted as they are: sequences are not unrolled, weights not
 transposed."""
@@ -76,7 +76,7 @@ def check_signature(program: Any) -> None:
                     " pass it back as an input"
                 ),
             )
-        if spec.kind.name != "USER_OUTPUT":
+        if spec.kind.name not in ("USER_OUTPUT", "TOKEN"):  # those of checks, which are ops
             raise ModelError(f"outputs of kind {spec.kind.name} are not supported")
 
 

@@ -10,6 +10,7 @@ from ggsched.ops.nd import library
 from ggsched.ops.nd.declare import ANY, FLOATS, NUMBERS
 from ggsched_import.common.emit import Value
 from ggsched_import.torch.call import CONVERTERS, Call, Operand, converts, is_float, kind_of
+from ggsched_import.torch.ops_layout import random_numbers
 from ggsched_import.torch.types import promoted
 
 _SAME: Final = {op.aten: op for op in library().values() if op.aten}
@@ -178,6 +179,107 @@ def _based(c: Call, self: Value) -> Value:
 def _erfc(c: Call, self: Value) -> Value:
     x = c.floating(self)
     return c.nd("sub", c.const(1, x.dtype.name), c.nd("erf", x))
+
+
+@converts("signbit")
+def _sign_bit(c: Call, self: Value) -> Value:
+    zero = c.const(0, self.dtype.name)
+    below = c.nd("less", self, zero)
+    if not is_float(self):
+        return below
+    at_zero = c.nd("less", c.nd("reciprocal", self), zero)  # 1 / -0 is -infinity
+    return c.nd("or", below, c.nd("and", c.nd("equal", self, zero), at_zero))
+
+
+@converts("copysign")
+def _copysign(c: Call, self: Value, other: Operand) -> Value:
+    a, b = c.joined(c.floating(self), other)
+    size = c.nd("abs", a)
+    return c.nd("where", _sign_bit(c, b), c.nd("neg", size), size)
+
+
+@converts("fmax", "fmin")
+def _without_nan(c: Call, self: Operand, other: Operand) -> Value:
+    a, b = c.joined(self, other)
+    made = c.nd(c.name[1:], a, b)
+    if not is_float(a):
+        return made
+    return c.nd("where", c.nd("is_nan", a), b, c.nd("where", c.nd("is_nan", b), a, made))
+
+
+@converts("hypot")
+def _hypot(c: Call, self: Operand, other: Operand) -> Value:
+    """Of the larger one's size, so that squares do not overflow."""
+    a, b = (c.nd("abs", v) for v in c.joined(self, other))
+    high, low = c.nd("max", a, b), c.nd("min", a, b)
+    one = c.const(1, high.dtype.name)
+    ratio = c.nd("div", low, high)
+    made = c.nd("mul", high, c.nd("sqrt", c.nd("add", c.nd("mul", ratio, ratio), one)))
+    is_end = c.nd("or", c.nd("is_inf", high), c.nd("equal", high, c.const(0, one.dtype.name)))
+    return c.nd("where", is_end, high, made)
+
+
+@converts("ldexp")
+def _ldexp(c: Call, self: Operand, other: Operand) -> Value:
+    a, b = c.joined(c.value(self, promoted(kind_of(self), 1.0)), other)
+    return c.nd("mul", a, c.nd("pow", c.const(2, a.dtype.name), b))
+
+
+@converts("fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_tensor_affine")
+def _fake_quantize(
+    c: Call, self: Value, scale: Operand, zero_point: Operand, quant_min: int, quant_max: int
+) -> Any:
+    kind = self.dtype.name
+    factor, zero = c.value(scale, kind), c.value(zero_point, kind)
+    whole = c.nd("add", c.nd("round", c.nd("div", self, factor)), zero)
+    limits = [c.const(v, kind) for v in (quant_min, quant_max)]
+    kept = c.nd("clip", whole, *limits)
+    made = c.nd("mul", c.nd("sub", kept, zero), factor)
+    return [made, c.nd("equal", kept, whole)] if "cachemask" in c.name else made
+
+
+@converts("rrelu_with_noise_functional")
+def _rrelu(
+    c: Call, self: Value, noise: Value, lower: float = 1 / 8, upper: float = 1 / 3,
+    training: bool = False, generator: Any = None,
+) -> list[Value]:  # fmt: skip
+    if training:
+        raise random_numbers(c)
+    return [_leaky(c, self, (lower + upper) / 2), noise]
+
+
+_ERFINV: Final = (
+    (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+     -0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+    (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
+     -0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)  # fmt: skip
+"""Of Giles' approximation, near 0 and near 1."""
+
+
+@converts("erfinv")
+def _erfinv(c: Call, self: Value) -> Value:
+    x = c.floating(self)
+    kind = x.dtype.name
+    one = c.const(1, kind)
+    w = c.nd("neg", c.nd("log", c.nd("sub", one, c.nd("mul", x, x))))
+    is_near = c.nd("less", w, c.const(5, kind))
+    sides = c.nd("sub", w, c.const(2.5, kind)), c.nd("sub", c.nd("sqrt", w), c.const(3, kind))
+    made = []
+    for terms, t in zip(_ERFINV, sides, strict=True):
+        total: Value = c.const(terms[0], kind)
+        for term in terms[1:]:
+            total = c.nd("add", c.nd("mul", total, t), c.const(term, kind))
+        made.append(c.nd("mul", total, x))
+    found = c.nd("where", is_near, *made)
+    if kind == "f64":  # two steps of Newton's
+        for _ in range(2):
+            off = c.nd("sub", c.nd("erf", found), x)
+            slope = c.nd("mul", c.nd("exp", c.nd("neg", c.nd("mul", found, found))),
+                         c.const(2 / math.sqrt(math.pi), kind))  # fmt: skip
+            found = c.nd("sub", found, c.nd("div", off, slope))
+    infinite = c.nd("mul", x, c.const(math.inf, kind))
+    return c.nd("where", c.nd("equal", c.nd("abs", x), one), infinite, found)
 
 
 @converts("square")

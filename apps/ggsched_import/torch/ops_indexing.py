@@ -1,5 +1,6 @@
 """Converters of ops that take or set elements by index."""
 
+import math
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
@@ -8,7 +9,7 @@ import numpy as np
 
 from ggsched.ops.nd.declare import broadcast
 from ggsched_import.common.emit import Array, Const, Value
-from ggsched_import.torch.call import Call, Layout, Operand, converts
+from ggsched_import.torch.call import Call, Layout, Operand, converts, is_float
 from ggsched_import.torch.ops_layout import MAX_CONSTANT, filled
 
 Indices = Sequence[Value | None]
@@ -19,11 +20,16 @@ _REDUCTIONS: Final = {
 
 
 @converts("_local_scalar_dense", "item", "nonzero", "nonzero_static", "masked_select", "unique_dim",
-          "_unique2", "masked_scatter", "unique_consecutive")  # fmt: skip
-def _depends_on_data(c: Call, self: Value, *args: Any, **_: Any) -> Value:
+          "_unique2", "unique_consecutive", "bincount", "torchvision.nms")  # fmt: skip
+def _depends_on_data(c: Call, self: Value, *args: Any, **given: Any) -> Value:
     if c.name in ("_local_scalar_dense", "item") and isinstance(self, Const):
         found: Any = self.array.reshape(-1)[0].item()
         return found  # type: ignore[no-any-return]
+    if c.name in ("nonzero", "nonzero_static") and isinstance(self, Const):
+        places = np.argwhere(self.array)
+        if args or given.get("size") not in (None, len(places)):
+            raise c.bad("another number of places than there are is not supported")
+        return Const(places)
     raise c.bad(
         "its result is a number or a shape that depends on data, which a plan cannot know",
         hint="use torch.where for masks, and index_select for an index in a tensor",
@@ -142,10 +148,108 @@ def _scatter(
         source = filled(c, index.shape, src, kind)
     how = _REDUCTIONS.get(reduce, reduce) if reduce else "none"
     how = "add" if c.name == "scatter_add" else how
-    if not include_self or how == "mean":
-        raise c.bad("means, and reductions without the elements before, are not supported")
     axis = c.axis(dim, len(self.shape))
-    return c.nd("scatter_elements", self, index, source, axis=axis, reduction=how)
+
+    def put(x: Value, values: Value, how: str) -> Value:
+        return c.nd("scatter_elements", x, index, values, axis=axis, reduction=how)
+
+    if how != "mean" and include_self:
+        return put(self, source, how)
+    ones, op = filled(c, index.shape, 1, kind), "add" if how == "mean" else how
+    count = put(filled(c, self.shape, int(include_self), kind), ones, "add")
+    x = self
+    if not include_self:
+        is_hit = c.nd("greater", count, c.const(0, kind))
+        x = c.nd("where", is_hit, c.const(_nothing(op, self), kind), self)
+    made = put(x, source, op)
+    if how != "mean":
+        return made
+    count = c.nd("max", count, c.const(1, kind))
+    made = c.nd("div", made, count)
+    if is_float(self):
+        return made
+    off = c.nd("mod", put(x, source, op), count)  # means of integers are rounded down
+    return c.nd("div", c.nd("sub", put(x, source, op), off), count)
+
+
+def _nothing(op: str, like: Value) -> float:
+    """Return the number that a reduction of nothing gives."""
+    if op in ("add", "mul"):
+        return int(op == "mul")
+    if is_float(like):
+        return -math.inf if op == "max" else math.inf
+    info = np.iinfo(like.dtype.host)
+    return int(info.min if op == "max" else info.max)
+
+
+@converts("put")
+def _put(c: Call, self: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    flat, places = c.reshape(self, (-1,)), c.reshape(index, (-1,))
+    values = c.reshape(c.cast(source, self.dtype.name), (-1,))
+    how = "add" if accumulate else "none"
+    made = c.nd("scatter_elements", flat, places, values, axis=0, reduction=how)
+    return c.reshape(made, self.shape)
+
+
+@converts("masked_scatter")
+def _masked_scatter(c: Call, self: Value, mask: Value, source: Value) -> Value:
+    """Take for each place of the mask the element whose number says how many were before."""
+    seen = c.reshape(c.expand(mask, self.shape), (-1,))
+    number = c.nd("sub", c.nd("cum_sum", c.cast(seen, "i64"), axis=0), c.const(1, "i64"))
+    number = c.nd("where", seen, number, c.const(0, "i64"))
+    flat = c.reshape(c.cast(source, self.dtype.name), (-1,))
+    found = c.nd("gather", flat, number, axis=0)
+    return c.reshape(c.nd("where", seen, found, c.reshape(self, (-1,))), self.shape)
+
+
+@converts("repeat_interleave.Tensor")
+def _repeated(c: Call, repeats: Value, *, output_size: int | None = None) -> Value:
+    if output_size is None:
+        return _depends_on_data(c, repeats)
+    ends = c.reshape(c.nd("cum_sum", c.cast(repeats, "i64"), axis=0), (1, -1))
+    places = Const(np.arange(output_size).reshape(-1, 1))
+    return c.nd(
+        "reduce_sum", c.cast(c.nd("less_equal", ends, places), "i64"), axes=(1,), keepdims=False
+    )
+
+
+@converts("_embedding_bag_forward_only", "_embedding_bag", "embedding_bag")
+def _embedding_bag(
+    c: Call, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool = False,
+    mode: int = 0, sparse: bool = False, per_sample_weights: Value | None = None,
+    include_last_offset: bool = False, padding_idx: int = -1,
+) -> list[Any]:  # fmt: skip
+    if mode > 1 or padding_idx >= 0 or c.used not in (None, frozenset({0})):
+        raise c.bad("maxima, paddings and indices of bags are not supported")
+    kind, count = weight.dtype.name, offsets.shape[0] - bool(include_last_offset)
+    rows = c.nd("gather", weight, indices, axis=0)
+    if per_sample_weights is not None:
+        rows = c.nd("mul", rows, c.reshape(per_sample_weights, (-1, 1)))
+    starts = c.cast(c.slice(offsets, 0, 0, count), "i64")
+    places = Const(np.arange(indices.shape[0]).reshape(-1, 1))
+    before = c.cast(c.nd("less_equal", c.reshape(starts, (1, -1)), places), "i64")
+    bag = c.nd("sub", c.nd("reduce_sum", before, axes=(1,), keepdims=True), c.const(1, "i64"))
+    empty = filled(c, (count, weight.shape[1]), 0, kind)
+    total = c.nd("scatter_nd", empty, bag, rows, reduction="add")
+    if mode == 1:
+        ones = filled(c, (indices.shape[0], 1), 1, kind)
+        sizes = c.nd("scatter_nd", filled(c, (count, 1), 0, kind), bag, ones, reduction="add")
+        total = c.nd("div", total, c.nd("max", sizes, c.const(1, kind)))
+    return [total, None, None, None]
+
+
+@converts("diagonal_scatter")
+def _diagonal_scatter(
+    c: Call, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    n = len(self.shape)
+    a, b = c.axis(dim1, n), c.axis(dim2, n)
+    order = [a, b, *(i for i in range(n) if i not in (a, b))]
+    x = c.permute(self, order)
+    values = c.permute(c.cast(src, self.dtype.name), [n - 2, *range(n - 2)])
+    places = Const(_diagonal_places(x.shape, offset))
+    made = c.nd("scatter_nd", x, places, values)
+    return c.permute(made, [order.index(i) for i in range(n)])
 
 
 @converts("slice_scatter")
@@ -189,12 +293,16 @@ def _diagonal(c: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     a, b = c.axis(dim1, n), c.axis(dim2, n)
     rest = [i for i in range(n) if i not in (a, b)]
     x = c.permute(self, [a, b, *rest])
-    rows, columns = max(0, -offset), max(0, offset)
-    count = max(0, min(x.shape[0] - rows, x.shape[1] - columns))
-    steps = np.arange(count)
-    places = Const(np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1)))
+    places = Const(_diagonal_places(x.shape, offset))
     found = c.nd("gather_nd", x, places)
     return c.permute(found, [*range(1, len(found.shape)), 0])
+
+
+def _diagonal_places(shape: tuple[int, ...], offset: int) -> Array:
+    """Return the rows and columns of a diagonal of the first two axes."""
+    rows, columns = max(0, -offset), max(0, offset)
+    steps = np.arange(max(0, min(shape[0] - rows, shape[1] - columns)))
+    return np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1))
 
 
 # --- elements by their place in memory ------------------------------------------------------------

@@ -347,3 +347,14 @@ def _eye(c: Call, n: int, m: Any = None, *_: Any, dtype: Any = None, **__: Any) 
     columns = m if isinstance(m, int) else n
     filled(c, (n, columns), 0, "bool")
     return Const(np.eye(n, columns, dtype=dtype_by_name(dtype or "f32").host))
+
+
+@converts("tril_indices", "triu_indices")
+def _triangle_indices(
+    c: Call, row: int, col: int, offset: int = 0, *, dtype: Any = None, **_: Any
+) -> Value:
+    filled(c, (row, col), 0, "bool")
+    taken = (
+        np.tri(row, col, offset, bool) if c.name[3] == "l" else ~np.tri(row, col, offset - 1, bool)
+    )
+    return Const(np.stack(np.nonzero(taken)).astype(dtype_by_name(dtype or "i64").host))

@@ -1,7 +1,7 @@
 """Converters of products: matrices, attention, convolution, recurrent networks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final
 
@@ -26,9 +26,9 @@ CONVERTERS.update(dict.fromkeys(MATRICES, _matmul))
 
 @converts("addmm", "baddbmm", "addmv", "addbmm")
 def _addmm(c: Call, self: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
-    if c.name == "addbmm":
-        raise c.bad("sums over a batch are not supported", hint="use bmm and sum")
     made = c.nd("matmul", a, b)
+    if c.name == "addbmm":
+        made = c.nd("reduce_sum", made, axes=(0,), keepdims=False)
     kind = made.dtype.name
     made = made if alpha == 1 else c.nd("mul", made, c.const(alpha, kind))
     if beta == 0:
@@ -63,6 +63,14 @@ def _added(c: Call, x: Value, bias: Value | None) -> Value:
     return x if bias is None else c.nd("add", x, c.cast(bias, x.dtype.name))
 
 
+@converts("_linalg_det", "linalg_det", "det")
+def _det(c: Call, self: Value) -> Any:
+    if c.used not in (None, frozenset({0})):
+        raise c.bad("the factors of a determinant are not supported")
+    made = c.nd("det", self)
+    return [made, None, None] if c.name == "_linalg_det" else made
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -81,32 +89,56 @@ def _attention(
     if dropout_p:
         raise c.bad("dropout is not supported", hint="call model.eval() before the export")
     kind = query.dtype.name
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(c, v, query.shape[-3]) for v in (key, value))
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = c.nd("matmul", c.nd("mul", query, c.const(factor, kind)), c.swap(key))
+    if enable_gqa:
+        key, value = (with_heads(c, v, query.shape[-3]) for v in (key, value))
     if is_causal:
         attn_mask = Const(np.tril(np.ones((query.shape[-2], key.shape[-2]), bool)))
-    seen: Value | None = None
-    if attn_mask is not None:
-        infinite = c.const(-math.inf, kind)
-        if attn_mask.dtype.name == "bool":
-            seen = reduced(c, "max", attn_mask, [-1], True)
-            attn_mask = c.nd("where", attn_mask, c.const(0, kind), infinite)
-        else:
-            attn_mask = c.cast(attn_mask, kind)
-            top = reduced(c, "max", attn_mask, [-1], True)
-            seen = c.nd("greater", top, infinite)
-        scores = c.nd("add", scores, attn_mask)
+    if attn_mask is None:
+        return attended(c, query, key, value, scale, lambda scores: scores)
+    infinite = c.const(-math.inf, kind)
+    if attn_mask.dtype.name == "bool":
+        mask = c.nd("where", attn_mask, c.const(0, kind), infinite)
+    else:
+        mask = c.cast(attn_mask, kind)
+    return attended(c, query, key, value, scale, lambda scores: c.nd("add", scores, mask), mask)
+
+
+def attended(
+    c: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    scale: float | None,
+    change: Callable[[Value], Value],
+    mask: Value | None = None,
+) -> Value:
+    """Attend by the scores that a function makes of the products of queries and keys.
+
+    A row whose scores are all -infinity is 0, where softmax alone would be NaN.
+
+    Args:
+        scale: Of the products; None for what their length makes of it.
+        change: Makes the scores.
+        mask: What decides alone whether a row is so; None for the scores.
+    """
+    kind = query.dtype.name
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    raw = c.nd("matmul", c.nd("mul", query, c.const(factor, kind)), c.swap(key))
+    scores = change(raw)
     shares = c.nd("softmax", scores, axis=len(scores.shape) - 1)
-    if seen is not None and not (isinstance(seen, Const) and seen.array.all()):
-        # A row that sees nothing is 0, where softmax alone would be NaN.
-        shares = c.nd("where", seen, shares, c.const(0, kind))
+    if scores is not raw:
+        top = reduced(c, "max", scores if mask is None else mask, [-1], True)
+        seen = c.nd("greater", top, c.const(-math.inf, kind))
+        if not (isinstance(seen, Const) and seen.array.all()):
+            shares = c.nd("where", seen, shares, c.const(0, kind))
     return c.nd("matmul", shares, value)
 
 
-def _repeated(c: Call, x: Value, heads: int) -> Value:
+def with_heads(c: Call, x: Value, heads: int) -> Value:
+    """Repeat each head of keys or values for the queries that share it."""
     *lead, own, rows, columns = x.shape
+    if own == heads:
+        return x
     wide = c.reshape(x, (*lead, own, 1, rows, columns))
     wide = c.expand(wide, (*lead, own, heads // own, rows, columns))
     return c.reshape(wide, (*lead, heads, rows, columns))
@@ -222,13 +254,19 @@ def _averages(size: int, out: int) -> np.ndarray[Any, np.dtype[np.float64]]:
 @converts("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max(c: Call, self: Value, output_size: Any) -> list[Any]:
     n = int(c.name[-2])
-    out, spatial = _each(output_size, n), self.shape[-n:]
-    if any(m % k for m, k in zip(spatial, out, strict=True)) or c.used not in (None, {0}):
-        raise c.bad("sizes that do not divide the input's, and indices, are not supported")
-    size = [m // k for m, k in zip(spatial, out, strict=True)]
-    x, how, _ = _pool(c, self, n, size, None, 0, 1, False)
-    made = c.nd("max_pool", x, **how)
-    return [c.reshape(made, (*self.shape[:-n], *out)), None]
+    if c.used not in (None, frozenset({0})):
+        raise c.bad("indices of the largest elements are not supported")
+    x, first = self, len(self.shape) - n
+    for axis, (out, size) in enumerate(
+        zip(_each(output_size, n), x.shape[-n:], strict=True), first
+    ):
+        steps = np.arange(out)
+        starts, ends = steps * size // out, -(-(steps + 1) * size // out)
+        width = int((ends - starts).max(initial=1))
+        places = np.minimum(starts[:, None] + np.arange(width), ends[:, None] - 1)
+        x = c.nd("gather", x, Const(np.ascontiguousarray(places)), axis=axis)
+        x = c.nd("reduce_max", x, axes=(axis + 1,), keepdims=False)
+    return [x, None]
 
 
 @converts("_trilinear")

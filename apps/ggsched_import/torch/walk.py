@@ -1,11 +1,10 @@
 """Goes through the nodes of an ``torch.fx`` graph in order and converts each."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import Any, Final
-
-import numpy as np
 
 from ggsched.errors import GgschedError, ModelError
 from ggsched.ir.tensor import Tensor
@@ -15,10 +14,13 @@ from ggsched_import.torch import (  # noqa: F401
     ops_elements,  # all register converters
     ops_indexing,
     ops_layout,
+    ops_order,
     ops_products,
     ops_reductions,
+    ops_regions,
 )
 from ggsched_import.torch.call import CONVERTERS, Layout, Results, convert, plain
+from ggsched_import.torch.higher_order import HIGHER, MODES
 from ggsched_import.torch.types import array_of, name_of
 
 MAX_DEPTH: Final = 32
@@ -31,7 +33,6 @@ IGNORED: Final = (
 )  # fmt: skip
 """Ops that check what the shapes already say."""
 
-_MODES: Final = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "inference_mode")
 _NUMBERS: Final = ("_operator", "math", "torch", "torch.fx.experimental.sym_node")
 _DROPPED: Final = ("device", "layout", "memory_format", "Generator")
 
@@ -97,8 +98,10 @@ class Walk:
             return shape[args[1]] if len(args) > 1 else prod(shape)
         if module in _NUMBERS and not _has_values((args, kwargs)):
             return node.target(*args, **kwargs)
-        if name in _MODES or name == "cond" or target == "cond":
-            return self._higher(name or target, args, where, depth)
+        higher = HIGHER.get(_name_of(node))
+        if higher is not None:
+            run = partial(self.graph, depth=depth + 1)
+            return higher(self.emit, run, args, where)
         if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             raise ModelError(
                 f"{target} changes its operand",
@@ -110,22 +113,6 @@ class Walk:
         names = [a.name for a in schema.arguments] if schema is not None else []
         layout = _layout(node.args[0]) if "as_strided" in target else None
         return convert(target, self.emit, where, args, dict(kwargs), used, names, layout)
-
-    def _higher(self, name: str, args: Sequence[Any], where: str, depth: int) -> Results:
-        if name != "cond":
-            at = next(i for i, a in enumerate(args) if hasattr(a, "graph"))
-            if name == "wrap_with_autocast":
-                raise ModelError(
-                    "autocast is not supported", where=where, hint="convert the model: model.half()"
-                )
-            return self.graph(args[at], args[at + 1 :], depth + 1)
-        condition, then, other, operands = args
-        return self.emit.choose(
-            Const(np.array(condition)) if isinstance(condition, bool) else condition,
-            lambda: self.graph(then, operands, depth + 1),
-            lambda: self.graph(other, operands, depth + 1),
-            where,
-        )
 
 
 def _where(node: Any, target: str) -> str:
@@ -194,7 +181,7 @@ def is_supported(node: Any) -> bool:
         or base in IGNORED
         or base in ("sym_size", "sym_numel")
         or module in _NUMBERS
-        or getattr(node.target, "__name__", "") in (*_MODES, "cond")
+        or takes_graphs(node)
         or (name.count(".") > 1 and base.rpartition(".")[2] in {op.name for op in user_ops()})
     )
 
@@ -207,12 +194,24 @@ def is_convertible(node: Any) -> bool:
         return True
     emit, known = Emitter("trial"), {}
     try:
+        walk = Walk(emit)
         for given in node.all_input_nodes:
-            known[given] = _stand_in(emit, given)
-        Walk(emit)._node(node, known, 0)
+            is_own = given.op == "get_attr"
+            module = given.graph.owning_module
+            known[given] = walk._attribute(module, given) if is_own else _stand_in(emit, given)
+        walk._node(node, known, 0)
     except GgschedError:
         return False
     return True
+
+
+def takes_graphs(node: Any) -> bool:
+    """Whether a node that calls a function has graphs among its operands."""
+    return _name_of(node) in HIGHER
+
+
+def _name_of(node: Any) -> str:
+    return getattr(node.target, "__name__", "") or str(node.target)
 
 
 def _stand_in(emit: Emitter, node: Any) -> Any:
@@ -252,7 +251,7 @@ def _calls(module: Any) -> Iterator[Any]:
         if node.op != "call_function":
             continue
         yield node
-        if getattr(node.target, "__name__", "") in _MODES:
+        if getattr(node.target, "__name__", "") in MODES:
             for a in node.args:
                 inner = getattr(module, str(a.target), None) if hasattr(a, "target") else None
                 if hasattr(inner, "graph"):

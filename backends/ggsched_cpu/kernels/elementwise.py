@@ -10,6 +10,7 @@ from ggsched_cpu.kernels.vectors import (
     Chunk,
     Row,
     exp,
+    expm1,
     one_plus_exp,
     over_chunks,
     over_rows,
@@ -78,6 +79,36 @@ def _hard_sigmoid(b: Builder, x: Value, alpha: Value | float, beta: Value | floa
     return b.fmin(b.fmax(b.fma(x, alpha, beta), 0.0), 1.0)
 
 
+def _negative(b: Builder, x: Value, made: Value) -> Value:
+    """Return another number where x is below 0."""
+    return b.select(b.compare("olt", x, 0.0), made, x)
+
+
+def _elu(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    v, (alpha, gamma, inner) = x[0], p
+    below = b.fmul(b.fmul(gamma, alpha), expm1(b, b.fdiv(b.fmin(v, 0.0), inner)))
+    return b.select(b.compare("ogt", v, 0.0), b.fmul(gamma, v), below)
+
+
+def _softsign(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    return b.fdiv(x[0], b.fadd(b.intrinsic("fabs", x[0]), 1.0))
+
+
+def _threshold(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+    return b.select(b.compare("ogt", x[0], p[0]), x[0], b.zero(x[0].type))
+
+
+def _either(how: str) -> Formula:
+    """Return the formula of the one of two that compares so, and NaN where one is."""
+
+    def formula(b: Builder, x: Sequence[Value], p: Sequence[Value]) -> Value:
+        a, other = x
+        takes = b.binary("or", b.compare(how, a, other), b.compare("uno", a, a))
+        return b.select(takes, a, other)
+
+    return formula
+
+
 FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "add": (2, (), lambda b, x, p: b.fadd(x[0], x[1])),
     "sub": (2, (), lambda b, x, p: b.fsub(x[0], x[1])),
@@ -92,18 +123,37 @@ FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "gelu": (1, (), _gelu),
     "swiglu": (2, (), lambda b, x, p: b.fmul(sigmoid_times(b, x[0]), x[1])),
     "swiglu_oai": (2, ("alpha", "limit"), _swiglu_oai),
+    "nd.abs": (1, (), lambda b, x, p: b.intrinsic("fabs", x[0])),
+    "nd.ceil": (1, (), lambda b, x, p: b.intrinsic("ceil", x[0])),
+    "nd.elu": (1, ("alpha", "gamma", "inner"), _elu),
     "nd.erf": (1, (), lambda b, x, p: _erf(b, x[0])),
     "nd.exp": (1, (), lambda b, x, p: exp(b, x[0])),
+    "nd.expm1": (1, (), lambda b, x, p: expm1(b, x[0])),
+    "nd.floor": (1, (), lambda b, x, p: b.intrinsic("floor", x[0])),
     "nd.gelu": (1, (), _exact_gelu),
     "nd.hard_sigmoid": (1, ("alpha", "beta"), lambda b, x, p: _hard_sigmoid(b, x[0], *p)),
     "nd.hard_swish": (1, (), lambda b, x, p: b.fmul(x[0], _hard_sigmoid(b, x[0], 1.0 / 6.0, 0.5))),
+    "nd.leaky_relu": (1, ("alpha",), lambda b, x, p: _negative(b, x[0], b.fmul(x[0], p[0]))),
+    "nd.max": (2, (), _either("oge")),
+    "nd.min": (2, (), _either("ole")),
+    "nd.mish": (1, (), lambda b, x, p: b.fmul(x[0], tanh(b, softplus(b, x[0])))),
+    "nd.neg": (1, (), lambda b, x, p: b.fsub(b.same(x[0], -0.0), x[0])),
+    "nd.prelu": (2, (), lambda b, x, p: _negative(b, x[0], b.fmul(x[0], x[1]))),
+    "nd.reciprocal": (1, (), lambda b, x, p: b.fdiv(b.same(x[0], 1.0), x[0])),
     "nd.round": (1, (), lambda b, x, p: b.intrinsic("rint", x[0])),
+    "nd.rsqrt": (
+        1,
+        (),
+        lambda b, x, p: b.fdiv(b.same(x[0], 1.0), b.intrinsic("sqrt", x[0])),
+    ),
+    "nd.softsign": (1, (), _softsign),
     "nd.sqrt": (1, (), lambda b, x, p: b.intrinsic("sqrt", x[0])),
+    "nd.threshold": (1, ("alpha",), _threshold),
 }
 """By op: number of operands, names of the parameters, formula. The arguments of a kernel are the
 operands, the result, and the parameters."""
 
-SPREAD: Final = ("add", "sub", "mul", "div")
+SPREAD: Final = ("add", "sub", "mul", "div", "nd.max", "nd.min", "nd.prelu")
 """These have a second kernel, whose second operand has one element in each row."""
 
 

@@ -4,6 +4,7 @@ A family is small, since most programs need few kernels: the first one compiles 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
@@ -14,6 +15,7 @@ from ggsched_cpu.kernels import (
     block_fours,
     block_halves,
     block_lanes,
+    casts,
     convolution,
     gemm,
     gemm_bf16,
@@ -25,6 +27,7 @@ from ggsched_cpu.kernels import (
     panels,
     reductions,
     rows,
+    sampling,
     short_conv,
     walk,
     windows,
@@ -152,11 +155,13 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "rms_norm_mul": lambda name, target: reductions.rms_norm(name, target, weighted=True),
     "norm": reductions.norm,
     "soft_max_across": reductions.soft_max_across,
+    "log_soft_max": reductions.log_soft_max,
     "sum_rows": reductions.sum_rows,
     "mean_rows": reductions.mean_rows,
     "max_of_rows": reductions.max_of_rows,
     "sum_rows_strided": reductions.sum_rows_strided,
-    "top_k": reductions.top_k,
+    "top_k": partial(reductions.top_k, wide=False),
+    "nd.top_k": partial(reductions.top_k, wide=True),
 }
 
 
@@ -203,6 +208,21 @@ def _conversions(dtype: DType) -> Family:
     return lambda target: [rows.convert(f"to_{t}", target, dtype, t) for t in _converted(dtype)]
 
 
+def _casts(kind: str) -> Family:
+    return lambda target: [
+        casts.cast(f"to_{to}", target, kind, to)
+        for to in casts.ELEMENTS
+        if casts.is_converted(kind, to)
+    ]
+
+
+def _grid_sample(target: Target) -> Sequence[Builder]:
+    return [
+        sampling.grid_sample(f"padded{int(padded)}", target, padded=padded)
+        for padded in (False, True)
+    ]
+
+
 def _get_rows(dtype: DType) -> Family:
     return lambda target: [rows.get_rows("get_rows", target, dtype, _converted(dtype)[0])]
 
@@ -236,8 +256,26 @@ def _repeat(times: int) -> Family:
 
 
 def _moves(target: Target) -> Sequence[Builder]:
-    kinds = {"move": moves.move, "gather": moves.gather, "pick": moves.pick}
-    return [make(f"{kind}{n}", target, n) for kind, make in kinds.items() for n in (1, 2, 4, 8)]
+    return [moves.move(f"move{n}", target, n) for n in (1, 2, 4, 8)]
+
+
+def _indexed(indexed: int) -> Family:
+    """Return kernels that take (1) or put (2) elements by indices."""
+
+    def build(target: Target) -> Sequence[Builder]:
+        made = []
+        for n in (1, 2, 4, 8):
+            made.append(moves.slices(f"slices{n}", target, n, indexed=indexed))
+            made.append(moves.each(f"each{n}", target, f"i{8 * n}", indexed=indexed))
+        if indexed == 2:
+            made.append(moves.slices("add_slices", target, 4, indexed=2, adds=True))
+            made += (
+                moves.each(f"add_{kind}", target, kind, indexed=2, adds=True)
+                for kind in ("float", "i32", "i64")
+            )
+        return made
+
+    return build
 
 
 def _pad(target: Target) -> Sequence[Builder]:
@@ -270,7 +308,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "conv_rows": _conv_rows(()),
     "conv_planes": _conv_planes(()),
     "pad": _pad,
+    "grid_sample": _grid_sample,
     "moves": _moves,
+    "take": _indexed(1),
+    "put": _indexed(2),
     "max_rows": _max_rows,
     "average_rows": _average_rows,
     "zip_rows": _zip_rows,
@@ -300,6 +341,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **{f"attention_{t}": _attention(t) for t in KV_DTYPES},
     **{f"attention_blocks_{t}": _attention_blocks(t) for t in KV_DTYPES},
     **{f"convert_{t}": _conversions(t) for t in (*COMPILED, I32)},
+    **{f"cast_{kind}": _casts(kind) for kind in casts.ELEMENTS},
     **{f"get_rows_{t}": _get_rows(t) for t in (*COMPILED, I32)},
 }
 """By name. Functions are called by the names that their builders have."""

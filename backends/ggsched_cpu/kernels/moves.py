@@ -60,36 +60,57 @@ def repeat(name: str, target: Target, times: int) -> Builder:
     return b
 
 
-def gather(name: str, target: Target, nbytes: int) -> Builder:
-    """Operands indices (i64), x and result; slices of x, bytes from one to the next.
+def slices(name: str, target: Target, nbytes: int, *, indexed: int, adds: bool = False) -> Builder:
+    """Operands indices (i64), source and result; number of indices; extent and step of each.
 
-    A row is a slice of x, of which its index says which; one below zero counts from the end.
+    A row is a slice, whose place in operand ``indexed`` its indices say; those below zero count
+    from the end. With ``adds`` the result is f32, and a slice is added to what is there.
     """
     b = Builder(name, target)
-    slices, step = (b.arg(own_slot(3) + i) for i in range(2))
     steps = [b.arg(operand_slot(i) + 1) for i in (1, 2)]
     is_dense = b.binary("and", *(b.compare("eq", s, nbytes) for s in steps))
+    count, pairs = b.arg(own_slot(3)), b.offset(b.parameter("args"), 8 * (own_slot(3) + 1))
 
     def row(row: Row) -> None:
-        ids, x, out = row.pointers
-        place = b.offset(x, b.mul(_index(b, ids, slices), step))
-        _copy(b, (place, out), steps, row.columns, is_dense, nbytes)
+        ids, *places = row.pointers
+        place = b.var(places[indexed - 1])
+        b.set(place, places[indexed - 1])
+        with b.loop(0, count) as k:
+            pair = b.offset(pairs, b.mul(k, 16))
+            index = _index(b, b.offset(ids, b.mul(k, 8)), b.load("i64", pair, 8))
+            step = b.load("i64", b.offset(pair, 8), 8)
+            b.set(place, b.offset(b.get(place), b.mul(index, step)))
+        places[indexed - 1] = b.get(place)
+        source, out = places
+        if adds:
+            over_chunks(b, row.columns, lambda c: c.store(b.fadd(c.load(out), c.load(source)), out))
+        else:
+            _copy(b, (source, out), steps, row.columns, is_dense, nbytes)
 
     over_rows(b, 3, row)
     return b
 
 
-def pick(name: str, target: Target, nbytes: int) -> Builder:
-    """The same for slices of one element: a row has all indices, and a row of x and the result."""
+def each(name: str, target: Target, element: str, *, indexed: int, adds: bool = False) -> Builder:
+    """Operands indices (i64), source and result; extent and step of the axis that is indexed.
+
+    Each element of a row has an index of its own, by which the place in operand ``indexed`` is
+    further than by its strides. With ``adds`` an element is added to what is there.
+    """
     b = Builder(name, target)
-    slices = b.arg(own_slot(3))
+    extent, step = (b.arg(own_slot(3) + i) for i in range(2))
+    strides = [b.arg(operand_slot(i) + 1) for i in range(3)]
 
     def row(row: Row) -> None:
-        ids, x, out = row.pointers
         with b.loop(0, row.columns) as k:
-            place = _index(b, b.offset(ids, b.mul(k, 8)), slices)
-            value = b.load(f"i{8 * nbytes}", b.offset(x, b.mul(place, nbytes)), nbytes)
-            b.store(value, b.offset(out, b.mul(k, nbytes)), nbytes)
+            places = [b.offset(p, b.mul(k, s)) for p, s in zip(row.pointers, strides, strict=True)]
+            away = b.mul(_index(b, places[0], extent), step)
+            places[indexed] = b.offset(places[indexed], away)
+            value = b.load(element, places[1])
+            if adds:
+                before = b.load(element, places[2])
+                value = (b.fadd if element == "float" else b.add)(before, value)
+            b.store(value, places[2])
 
     over_rows(b, 3, row)
     return b
@@ -124,4 +145,4 @@ def _copy(
         b.store(value, b.offset(out, b.mul(k, steps[1])), nbytes)
 
 
-__all__ = ["REPEATS", "gather", "move", "pick", "repeat", "zip_rows"]
+__all__ = ["REPEATS", "each", "move", "repeat", "slices", "zip_rows"]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from ggsched_cpu.kernels.emit import Builder, Value, Variable, f32, i64, vector_of
 from ggsched_cpu.kernels.target import Target
@@ -142,6 +143,33 @@ def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder
     return b
 
 
+def log_soft_max(name: str, target: Target) -> Builder:
+    """Operand x; result; address of ``logf``. The logarithm of a softmax."""
+    b = Builder(name, target)
+    log = b.arg_pointer(own_slot(2))
+
+    def row(row: Row) -> None:
+        x, out = row.pointers
+        top, total = _accumulator(b, float("-inf")), _accumulator(b)
+
+        def look(c: Chunk) -> None:
+            b.set(top, b.fmax(b.get(top), c.keep(c.load(x), float("-inf"))))
+
+        over_chunks(b, row.columns, look)
+        most = b.splat(b.largest(b.get(top)), target.lanes)
+
+        def add(c: Chunk) -> None:
+            power = exp(b, b.fsub(c.load(x), most))
+            b.set(total, b.fadd(b.get(total), c.keep(power, 0.0)))
+
+        over_chunks(b, row.columns, add)
+        size = b.splat(b.call("float", log, b.sum(b.get(total))), target.lanes)
+        over_chunks(b, row.columns, lambda c: c.store(b.fsub(b.fsub(c.load(x), most), size), out))
+
+    over_rows(b, 2, row)
+    return b
+
+
 def soft_max_across(name: str, target: Target) -> Builder:
     """Operands x and result; elements of a softmax, and bytes from one to the next in both.
 
@@ -242,43 +270,78 @@ def sum_rows_strided(name: str, target: Target) -> Builder:
     return b
 
 
-_LEAST: int = -(2**31)
+ORDERS: Final = {
+    "largest": (0, 2**31 - 1),
+    "smallest": (-1, -(2**31)),
+    "largest, NaN last": (0, -(2**31)),
+}
+"""What is xored to keys of ``top_k``, and the key of NaN."""
 
 
-def top_k(name: str, target: Target) -> Builder:
-    """Operand x; result (i32); k. Passes over the row find the next in order, k times.
+def top_k(name: str, target: Target, *, wide: bool) -> Builder:
+    """Operand x; result (i32, or i64 if wide); k; what orders numbers: see ``ORDERS``.
 
-    Numbers are compared as integers in the same order, NaN being the least; equal ones keep theirs.
+    The best so far are kept in order, in scratch memory; a vector of numbers that are all worse
+    than the last of them takes one comparison. Numbers are compared as integers in the same order;
+    equal ones keep theirs.
     """
     b = Builder(name, target)
-    k = b.arg(own_slot(2))
+    k, flip, of_nan = (b.arg(own_slot(2) + i) for i in range(3))
+    flip, of_nan = (b.cast("trunc", v, "i32") for v in (flip, of_nan))
+    keys, nbytes = b.parameter("scratch"), 8 if wide else 4
 
-    def key(row: Row, column: Value) -> Value:
-        v = b.fadd(b.load("float", b.offset(row.pointers[0], b.mul(column, 4)), 4), 0.0)
-        bits = b.bitcast(v, "i32")
+    def key(x: Value, column: Value, lanes: int) -> Value:
+        v = b.load(vector_of(lanes, "float"), b.offset(x, b.mul(column, 4)), 4)
+        bits = b.cast("bitcast", b.fadd(v, 0.0), "i32")
         flipped = b.binary("xor", bits, 0x7FFFFFFF)
         ordered = b.select(b.compare("slt", bits, 0), flipped, bits)
-        least = Value(str(_LEAST), "i32")
-        return b.cast("sext", b.select(b.compare("uno", v, v), least, ordered), "i64")
+        ordered = b.binary("xor", ordered, b.splat(flip, lanes))
+        return b.select(b.compare("uno", v, v), b.splat(of_nan, lanes), ordered)
+
+    def insert(now: Value, column: Value, out: Value, last: Value) -> None:
+        """Put a key where those before are not worse; ``last`` is the place that is free."""
+        at = b.var(last)
+        b.set(at, last)
+        look, move, end = (b.fresh(n) for n in ("look", "move", "end"))
+        b.label(look)
+        is_first = b.compare("eq", b.get(at), 0)
+        # Beside place 0 nothing is read: the place before it is itself then.
+        before = b.sub(b.get(at), b.select(is_first, i64(0), i64(1)))
+        other = b.load("i32", b.offset(keys, b.mul(before, 4)), 4)
+        stays = b.binary("or", is_first, b.compare("sge", other, now))
+        b.line(f"br {stays}, label %{end}, label %{move}")
+        b.begin(move)
+        b.store(other, b.offset(keys, b.mul(b.get(at), 4)), 4)
+        index = b.load(f"i{8 * nbytes}", b.offset(out, b.mul(before, nbytes)), nbytes)
+        b.store(index, b.offset(out, b.mul(b.get(at), nbytes)), nbytes)
+        b.set(at, before)
+        b.line(f"br label %{look}")
+        b.begin(end)
+        b.store(now, b.offset(keys, b.mul(b.get(at), 4)), 4)
+        number = column if wide else b.cast("trunc", column, "i32")
+        b.store(number, b.offset(out, b.mul(b.get(at), nbytes)), nbytes)
 
     def row(row: Row) -> None:
-        last_key, last = b.var(i64(2**40)), b.var(i64(-1))
-        with b.loop(0, k) as rank:
-            best, where = b.var(i64(-(2**40))), b.var(i64(0))
-            b.set(best, i64(-(2**40)))
-            with b.loop(0, row.columns) as column:
-                now = key(row, column)
-                lower = b.compare("slt", now, b.get(last_key))
-                equal = b.compare("eq", now, b.get(last_key))
-                later = b.binary("and", equal, b.compare("sgt", column, b.get(last)))
-                better = b.compare("sgt", now, b.get(best))
-                takes = b.binary("and", b.binary("or", lower, later), better)
-                b.set(where, b.select(takes, column, b.get(where)))
-                b.set(best, b.select(takes, now, b.get(best)))
-            b.set(last_key, b.get(best))
-            b.set(last, b.get(where))
-            number = b.cast("trunc", b.get(where), "i32")
-            b.store(number, b.offset(row.pointers[1], b.mul(rank, 4)), 4)
+        x, out = row.pointers
+        last = b.sub(k, 1)
+        lowest = b.offset(keys, b.mul(last, 4))
+
+        def insert_better(column: Value) -> None:
+            now = key(x, column, 1)
+            with b.when(b.compare("sgt", now, b.load("i32", lowest, 4))):
+                insert(now, column, out, last)
+
+        with b.loop(0, k) as column:
+            insert(key(x, column, 1), column, out, column)
+        lanes = target.lanes
+        whole = b.add(k, b.binary("and", b.sub(row.columns, k), -lanes))
+        with b.loop(k, whole, lanes) as column:
+            least = b.splat(b.load("i32", lowest, 4), lanes)
+            better = b.bitcast(b.compare("sgt", key(x, column, lanes), least), f"i{lanes}")
+            with b.when(b.compare("ne", better, 0)), b.loop(0, i64(lanes)) as lane:
+                insert_better(b.add(column, lane))
+        with b.loop(whole, row.columns) as column:
+            insert_better(column)
 
     over_rows(b, 2, row)
     return b

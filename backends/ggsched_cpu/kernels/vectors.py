@@ -139,19 +139,41 @@ _EXP_TERMS: Final = tuple(1.0 / math.factorial(n) for n in (7, 6, 5, 4, 3, 2))
 
 def exp(b: Builder, x: Value) -> Value:
     """Return e^x: 0 below -87.3, infinity above 88.72, NaN of NaN."""
+    part, powers = _reduced(b, x)
+    value = b.fadd(part, 1.0)
+    for power in powers:
+        value = b.fmul(value, power)
+    return _at_ends(b, x, value, 0.0)
+
+
+def expm1(b: Builder, x: Value) -> Value:
+    """Return ``e^x - 1`` without cancellation near 0."""
+    part, (half, rest) = _reduced(b, x)
+    # 2^n * part + (2^n - 1), in two steps as there.
+    value = b.fmul(b.fma(part, half, b.fsub(half, b.fdiv(b.same(x, 1.0), rest))), rest)
+    return _at_ends(b, x, value, -1.0)
+
+
+def _reduced(b: Builder, x: Value) -> tuple[Value, tuple[Value, Value]]:
+    """Return ``e^r - 1`` and two powers of 2 whose product makes ``e^r`` to ``e^x``."""
     safe = b.fmin(b.fmax(x, _EXP_LOW), _EXP_HIGH)
     n = b.intrinsic("roundeven", b.fmul(safe, _LOG2_E))
     r = b.fma(n, -_LN2_LOW, b.fma(n, -_LN2_HIGH, safe))
     poly = b.same(x, _EXP_TERMS[0])
     for term in _EXP_TERMS[1:]:
         poly = b.fma(poly, r, term)
-    value = b.fadd(b.fma(b.fmul(r, r), poly, r), 1.0)
     # In two steps: 2^128 is no f32, but e^88.72 is.
     whole = b.cast("fptosi", n, "i32")
     half = b.binary("ashr", whole, 1)
-    for power in (half, b.sub(whole, half)):
-        value = b.fmul(value, b.cast("bitcast", b.binary("shl", b.add(power, 127), 23), "float"))
-    value = b.select(b.compare("olt", x, _EXP_LOW), b.same(x, 0.0), value)
+    first, second = (
+        b.cast("bitcast", b.binary("shl", b.add(power, 127), 23), "float")
+        for power in (half, b.sub(whole, half))
+    )
+    return b.fma(b.fmul(r, r), poly, r), (first, second)
+
+
+def _at_ends(b: Builder, x: Value, value: Value, low: float) -> Value:
+    value = b.select(b.compare("olt", x, _EXP_LOW), b.same(x, low), value)
     value = b.select(b.compare("ogt", x, _EXP_HIGH), b.same(x, math.inf), value)
     return b.select(b.compare("uno", x, x), x, value)
 

@@ -15,6 +15,9 @@ from ggsched_cpu.native import Kernels
 MAX_STEPS: Final = 256
 """Steps of all directions; each is about ten tasks."""
 
+MAX_BATCH: Final = 128
+"""Sequences; more of them are as well multiplied by numpy, step by step."""
+
 _PLAIN: Final = {
     "nd.lstm": ("sigmoid", "tanh", "tanh"),
     "nd.gru": ("sigmoid", "tanh"),
@@ -73,7 +76,7 @@ def recurrent(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     if not all(a.dtype == np.float32 and a.flags.c_contiguous and a.flags.aligned for a in arrays):
         return None
     (steps, batch, width), count = x.shape, len(w)
-    if not 0 < steps * count <= MAX_STEPS or batch > MAX_VECTORS or not r.size or not x.size:
+    if not 0 < steps * count <= MAX_STEPS or batch > MAX_BATCH or not r.size or not x.size:
         return None
     reset_after = bool(node.bound.params.get("reset_after"))
     tasks = _Tasks(site, kernels)

@@ -10,9 +10,11 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
+from ggsched_cpu.kernels.casts import is_converted
 from ggsched_cpu.kernels.elements import is_compiled
 from ggsched_cpu.kernels.elementwise import FORMULAS, SPREAD
-from ggsched_cpu.lowering import cells, moves
+from ggsched_cpu.kernels.reductions import ORDERS
+from ggsched_cpu.lowering import cells, indexed, moves
 from ggsched_cpu.lowering.attention import attention
 from ggsched_cpu.lowering.context import CpuLoweringContext, Node
 from ggsched_cpu.lowering.products import is_dense, mul_mat_id
@@ -20,7 +22,7 @@ from ggsched_cpu.lowering.recurrent import linear_attention, short_conv
 from ggsched_cpu.lowering.spread import conv_transpose
 from ggsched_cpu.lowering.tasks import Task, address, bits, double_bits, flat_task, row_task
 from ggsched_cpu.lowering.tiles import mul_mat
-from ggsched_cpu.lowering.windows import activations_of, average_pool, conv, max_pool
+from ggsched_cpu.lowering.windows import activations_of, average_pool, conv, grid_sample, max_pool
 from ggsched_cpu.native import Kernels
 from ggsched_cpu.supported import FUSIONS
 
@@ -29,9 +31,8 @@ Emitter = Callable[[Node, CpuLoweringContext, Kernels], Sequence[Task] | None]
 MAX_TABLE_AXES: Final = 3
 """Of tables of rows: one axis may number tables."""
 
-MAX_SELECTED: Final = 16
-MAX_SELECTED_FROM: Final = 1024
-"""``top_k`` passes over a row for each result, so both are limited."""
+MAX_SELECTED: Final = 64
+"""``top_k`` puts each that is better than the last in order, which takes as many steps at worst."""
 
 
 def _one(task: Task | None) -> list[Task] | None:
@@ -87,6 +88,15 @@ def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     return _row(kernel, (*operands, out), x, kernels, [bits(node.number("scale"))])
 
 
+def _log_soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    x, out = node.inputs[0], node.out
+    plain = all(a.dtype == np.float32 and is_dense(a) for a in (x, out))
+    if int(node.number("axis")) % x.ndim != x.ndim - 1 or not plain:
+        return None
+    kernel = kernels.address("log_soft_max", "log_soft_max")
+    return _row(kernel, (x, out), x, kernels, [_libm("logf")])
+
+
 def _soft_max_across(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task of a softmax over an axis before the last."""
     x, out = node.inputs[0], node.out
@@ -133,12 +143,16 @@ def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
 
 
 def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
-    x, k = node.inputs[0], int(node.number("k"))
-    if not (is_dense(x) and is_dense(node.out)):
+    (x,), k, op = node.inputs, int(node.number("k")), node.bound.op
+    is_last = op == "top_k" or int(node.number("axis")) % x.ndim == x.ndim - 1
+    if not (is_last and is_dense(x) and node.out.strides[-1] == node.out.itemsize):
         return None
-    if k > MAX_SELECTED or x.shape[-1] > MAX_SELECTED_FROM:
+    if k > MAX_SELECTED or x.dtype != np.float32:
         return None
-    return _row(kernels.address("top_k", "top_k"), (x, node.out), x, kernels, [k])
+    of_library = "largest" if node.bound.params.get("largest", True) else "smallest"
+    order = ORDERS["largest, NaN last" if op == "top_k" else of_library]
+    kernel = kernels.address(op, op)
+    return _row(kernel, (x, node.out), x, kernels, [k, *order])
 
 
 def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -155,6 +169,16 @@ def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     if out.ndim == 0 or not (is_dense(source) and is_dense(out)):
         return None
     return _row(kernels.address(family, f"to_{to}"), (source, out), out, kernels)
+
+
+def _cast(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    (x,), out, to = node.inputs, node.out, node.bound.output.dtype
+    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return None
+    if not is_converted(node.dtype(0).name, to.name) or np.may_share_memory(x, out):
+        return None
+    kernel = kernels.address(f"cast_{node.dtype(0)}", f"to_{to}")
+    return _one(flat_task(kernel, (x, out), out.size, kernels.threads))
 
 
 def _get_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -309,9 +333,11 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "rms_norm": _norm,
     "norm": _norm,
     "soft_max": _soft_max,
+    "nd.log_softmax": _log_soft_max,
     "nd.softmax": _soft_max_across,
     "sum_rows": _sum_rows,
-    "top_k": _top_k,
+    **dict.fromkeys(("top_k", "nd.top_k"), _top_k),
+    "nd.cast": _cast,
     "cpy": _copy,
     "cont": _copy,
     "get_rows": _get_rows,
@@ -321,8 +347,10 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "nd.conv": conv,
     "nd.conv_transpose": conv_transpose,
     "nd.average_pool": average_pool,
+    "nd.grid_sample": grid_sample,
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
+    **indexed.EMITTERS,
     **moves.EMITTERS,
     **cells.EMITTERS,
 }

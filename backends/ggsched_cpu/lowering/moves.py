@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, prod
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from ggsched.backend.arrays import Array
-from ggsched.ir.dtype import I64
 from ggsched_cpu.kernels.moves import REPEATS
 from ggsched_cpu.kernels.vectors import AXES
 from ggsched_cpu.lowering.context import CpuLoweringContext, Node
@@ -67,14 +66,15 @@ def moved(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     for source, target in MOVES[node.bound.op](node):
         if not target.size:
             continue
-        task = _move(source, target, kernels)
+        task = moved_apart(source, target, kernels)
         if task is None:
             return None
         tasks.append(task)
     return tasks or None
 
 
-def _move(source: Array, target: Array, kernels: Kernels) -> Task | None:
+def moved_apart(source: Array, target: Array, kernels: Kernels) -> Task | None:
+    """Return the task that copies elements; None where both share memory, or as ``move``."""
     if np.may_share_memory(source, target):
         return None  # of the same bytes in another order, numpy makes a copy first
     return move(source, target, kernels)
@@ -218,32 +218,6 @@ def _runs(taken: Array, before: int) -> list[tuple[slice, slice]]:
     return found
 
 
-def gather(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
-    """Return the task: a row is a slice, or, of the last axis, an element."""
-    (x, ids), out = node.inputs, node.out
-    axis = int(node.number("axis")) % x.ndim
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-    if node.dtype(1) is not I64 or not all(a.flags.c_contiguous for a in (x, ids, out)):
-        return None
-    if not out.size:
-        return None
-    outer, inner, slices = prod(before), prod(after), x.shape[axis]
-    kind: Literal["gather", "pick"] = "pick" if inner == 1 else "gather"
-    shape: tuple[int, ...]
-    operands: tuple[Array, Array, Array]
-    if kind == "pick":
-        shape, columns = (outer,), ids.size
-        operands = ids.reshape(1, -1), x.reshape(outer, -1), out.reshape(outer, -1)
-    else:
-        shape, columns = (outer, ids.size), inner
-        first = x.reshape(outer, 1, -1)[..., :inner]
-        operands = ids.reshape(1, -1), first, out.reshape(*shape, inner)
-    kernel = kernels.address("moves", f"{kind}{x.itemsize}")
-    own = slices, inner * x.itemsize
-    task = row_task(kernel, operands, shape, columns, kernels.threads, own, rows=slices, keeps=(x,))
-    return None if task is None else [task]
+EMITTERS: Final = {**dict.fromkeys(MOVES, moved), "nd.pad": pad}
 
-
-EMITTERS: Final = {**dict.fromkeys(MOVES, moved), "nd.gather": gather, "nd.pad": pad}
-
-__all__: Sequence[str] = ["EMITTERS", "move"]
+__all__: Sequence[str] = ["EMITTERS", "move", "moved_apart"]

@@ -99,6 +99,7 @@ def row_task(
     rows: int = 0,
     keeps: Sequence[Array] = (),
     work: int = 1,
+    together: int = 1,
 ) -> Task | None:
     """Return the task of a kernel of rows (``ggsched_cpu.kernels.vectors``).
 
@@ -113,6 +114,7 @@ def row_task(
         rows: See ``Task``.
         keeps: See ``Task``.
         work: How many times as long an element takes as one that is read.
+        together: Rows of one part, in order: of each so many that follow each other.
 
     Returns:
         None if there are too many axes, or an operand is not aligned.
@@ -123,7 +125,7 @@ def row_task(
     count = prod(shape)
     nbytes = 4 * count * columns * len(operands) * work
     parts = parts_for(nbytes, count, threads)
-    part_rows = -(-count // parts) if count else 1
+    part_rows = together * -(-count // (parts * together)) if count else 1
     args = [columns, count, part_rows, extents[1], extents[2], count * columns]
     for operand in operands:
         outer = operand.strides[: len(shape)]
@@ -146,5 +148,6 @@ def flat_task(
     rows = max(1, -(-size // columns))
     args = [columns, rows, 1, 1, rows, size]
     for operand in operands:
-        args += [address(operand), 4, 0, 0, 4 * columns]
+        nbytes = operand.itemsize
+        args += [address(operand), nbytes, 0, 0, nbytes * columns]
     return Task(kernel, (*args, *own), rows, rows == 1, 0, tuple(operands))

@@ -397,10 +397,39 @@ def _pool(
     return None if task is None else [*tasks, task]
 
 
+MAX_PLANE: Final = 1 << 24
+"""Elements of an image whose indices are f32."""
+
+
+def grid_sample(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the task of linear samples of images in two dimensions."""
+    (x, grid), out = node.inputs, node.out
+    paddings = {"zeros": 0, "border": 1}
+    if x.ndim != 4 or node.param("mode") != "linear" or node.param("padding") not in paddings:
+        return None
+    arrays = (x, grid, out)
+    if not all(a.dtype == np.float32 and a.flags.c_contiguous for a in arrays):
+        return None
+    images, channels, down, across = out.shape
+    if not x.size or prod(x.shape[2:]) > MAX_PLANE:
+        return None
+    own = [channels, x.strides[1], out.strides[1]]
+    for size in x.shape[:1:-1]:
+        extent, more = (size - 1, 0.0) if node.param("corners") else (size, -0.5)
+        own += [bits(size - 1), bits(extent / 2), bits(more)]
+    kernel = kernels.address("grid_sample", f"padded{paddings[str(node.param('padding'))]}")
+    operands = (grid.reshape(images, down, -1), x[:, :1, 0], out[:, 0])
+    task = row_task(
+        kernel, operands, (images, down), across, kernels.threads, own, keeps=(x, out),
+        work=4 * channels,
+    )  # fmt: skip
+    return None if task is None else [task]
+
+
 def _family(name: str, activations: Sequence[Node]) -> tuple[str, list[int]]:
     """Return the family of kernels with these activations, and their parameters."""
     own = [bits(a.number(name)) for a in activations for name in FORMULAS[a.bound.op][1]]
     return "+".join([name, *(a.bound.op for a in activations)]), own
 
 
-__all__: Sequence[str] = ["activations_of", "average_pool", "conv", "max_pool"]
+__all__: Sequence[str] = ["activations_of", "average_pool", "conv", "grid_sample", "max_pool"]

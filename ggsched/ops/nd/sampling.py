@@ -49,17 +49,15 @@ def grid_sample(x: Array, grid: Array, mode: str, padding: str, corners: bool) -
         at = places[..., n - 1 - i]
         at = (at + 1) / 2 * (size - 1) if corners else ((at + 1) * size - 1) / 2
         axes.append(_points(at, mode))
+    planes = data.reshape(*x.shape[:2], -1)
     for chosen in product(*axes):
-        weight = np.ones(grid.shape[:-1], data.dtype)
-        inside = np.ones(grid.shape[:-1], bool)
-        index = []
+        weight, index = np.ones((), data.dtype), np.zeros((), np.int64)
         for (at, share), size in zip(chosen, spatial, strict=True):
             where, known = _within(at, size, padding, corners)
-            index.append(where)
-            weight, inside = weight * share, inside & known
+            index, weight = index * size + where, weight * np.where(known, share, 0)
         for b in range(x.shape[0]):
-            found = data[b][(slice(None), *(i[b] for i in index))]
-            made[b] += found * np.where(inside[b], weight[b], 0)
+            found = np.take(planes[b], index[b], axis=1)
+            made[b] += np.multiply(found, weight[b], out=found)
     return made
 
 

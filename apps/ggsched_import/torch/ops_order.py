@@ -1,0 +1,122 @@
+"""Converters of what sorts, counts, and runs along an axis."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ggsched_import.common.emit import Const, Value
+from ggsched_import.torch.call import Call, converts, is_float
+from ggsched_import.torch.ops_layout import filled, select
+from ggsched_import.torch.ops_reductions import _histc, _sort, _topk, reduced
+
+Pair = tuple[Value, Value]
+
+
+def _scanned(c: Call, x: Pair, axis: int, join: Callable[[Pair, Pair], Pair]) -> Pair:
+    """Combine each place of an axis with all before it, by doubling how many it has."""
+    n, step = x[0].shape[axis], 1
+    while step < n:
+        before = tuple(c.slice(v, axis, 0, n - step) for v in x)
+        rest = tuple(c.slice(v, axis, step, n) for v in x)
+        both = join((before[0], before[1]), (rest[0], rest[1]))
+        heads = (c.slice(v, axis, 0, step) for v in x)
+        x = tuple(c.concat([h, v], axis) for h, v in zip(heads, both, strict=True))  # type: ignore[assignment]
+        step *= 2
+    return x
+
+
+@converts("cummax", "cummin")
+def _running_extreme(c: Call, self: Value, dim: int) -> list[Value]:
+    if not self.shape:
+        return [self, c.const(0, "i64")]
+    axis = c.axis(dim, len(self.shape))
+    steps = np.arange(self.shape[axis]).reshape(-1, *(1,) * (len(self.shape) - axis - 1))
+    places = c.expand(c.const(steps, "i64"), self.shape)  # type: ignore[arg-type]
+    op = "less_equal" if c.name == "cummax" else "greater_equal"
+
+    def join(a: Pair, b: Pair) -> Pair:
+        is_later = c.nd(op, a[0], b[0])
+        if is_float(self):  # the first NaN stays
+            later_nan = c.nd("is_nan", b[0])
+            is_later = c.nd("or", is_later, later_nan)
+        return c.nd("where", is_later, b[0], a[0]), c.nd("where", is_later, b[1], a[1])
+
+    return list(_scanned(c, (self, places), axis, join))
+
+
+@converts("logcumsumexp")
+def _running_log_sum(c: Call, self: Value, dim: int) -> Value:
+    if not self.shape:
+        return self
+    kind, axis = self.dtype.name, c.axis(dim, len(self.shape))
+
+    def join(a: Pair, b: Pair) -> Pair:
+        """Of a largest element and the sum of exponentials without it."""
+        high = c.nd("max", a[0], b[0])
+        top = c.nd("where", c.nd("is_inf", high), c.const(0, kind), high)
+        parts = (c.nd("mul", v[1], c.nd("exp", c.nd("sub", v[0], top))) for v in (a, b))
+        return top, c.nd("add", *parts)
+
+    top, total = _scanned(c, (self, filled(c, self.shape, 1, kind)), axis, join)
+    return c.nd("add", c.nd("log", total), top)
+
+
+@converts("kthvalue")
+def _kth(c: Call, self: Value, k: int, dim: int = -1, keepdim: bool = False) -> list[Value]:
+    if not self.shape:
+        return [self, c.const(0, "i64")]
+    axis = c.axis(dim, len(self.shape))
+    found = _topk(c, self, k, axis, largest=False)
+    if keepdim:
+        return [c.slice(v, axis, k - 1, k) for v in found]
+    return [select(c, v, axis, k - 1) for v in found]
+
+
+@converts("median.default", "nanmedian.default")
+def _median(c: Call, self: Value) -> Value:
+    """Return the lower of two in the middle: of all that are not NaN, or NaN where one is."""
+    flat = c.reshape(self, (-1,))
+    middle: Value = c.const((flat.shape[0] - 1) // 2, "i64")
+    ordered = _sort(c, flat, dim=0)[0]
+    if not is_float(self):
+        return c.nd("gather", ordered, middle, axis=0)
+    nan = c.nd("is_nan", flat)
+    if c.name == "nanmedian":
+        left = reduced(c, "sum", c.cast(c.nd("not", nan), "i64"), None, False)
+        middle = c.nd("sub", left, c.const(1, "i64"))
+        middle = c.nd("div", c.nd("max", middle, c.const(0, "i64")), c.const(2, "i64"))
+        return c.nd("gather", ordered, middle, axis=0)
+    found = c.nd("gather", ordered, middle, axis=0)
+    any_nan = reduced(c, "max", nan, None, False)
+    return c.nd("where", any_nan, c.const(math.nan, self.dtype.name), found)
+
+
+@converts("mode")
+def _mode(c: Call, self: Value, dim: int = -1, keepdim: bool = False) -> list[Any]:
+    """Count for each element how many are equal, and take the least of those with most."""
+    if c.used not in (None, frozenset({0})):
+        raise c.bad("indices of the most frequent elements are not supported")
+    n = len(self.shape)
+    axis = c.axis(dim, n)
+    x = _sort(c, self, dim=axis)[0]
+    a = c.reshape(x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
+    b = c.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+    count = reduced(c, "sum", c.cast(c.nd("equal", a, b), "i64"), [axis + 1], False)
+    first = c.nd("arg_max", count, axis=axis, keepdims=True)
+    made = c.nd("gather_elements", x, first, axis=axis)
+    kept = made if keepdim else select(c, made, axis, 0)
+    return [kept, None]
+
+
+@converts("histogram.bin_ct")
+def _histogram(
+    c: Call, self: Value, bins: int = 100, *, range: Any = None, weight: Any = None,
+    density: bool = False,
+) -> list[Any]:  # fmt: skip
+    if range is None or weight is not None or density:
+        raise c.bad("histograms without a range, with weights and of densities are not supported")
+    low, high = range
+    edges = np.linspace(low, high, bins + 1, dtype=self.dtype.host)
+    return [_histc(c, self, bins, low, high), Const(edges)]
