@@ -45,6 +45,9 @@ class Platform(Protocol):
     def key_of(self, stream: Any) -> tuple[int, int]:
         """Return the key of a stream object."""
 
+    def before_op(self) -> None:
+        """Let the stream wait as the engine of a backward pass does."""
+
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op."""
 
@@ -97,6 +100,7 @@ class Recorder:
         if not self.is_enabled or self._local.is_reading:
             return self.platform.run(func, args, kwargs)
         op = op_of(func)
+        self.platform.before_op()
         with self.deferring():
             result = self.platform.run(func, args, kwargs)
             if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
@@ -469,6 +473,11 @@ class _Work:
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     """Hands each op of its thread to a recorder."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: the compiler is not loaded, and not asked at each op."""
+        return False
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

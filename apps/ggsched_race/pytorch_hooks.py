@@ -1,5 +1,6 @@
 """Everything of PyTorch that a recorder listens to, apart from the ops themselves."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_memory(patches, recorder)
         _patch_reads(patches, recorder)
         _patch_threads(patches, recorder)
-        stack.callback(_set_stance, _set_stance("force_eager"))
+        _run_compiled_eagerly(patches, stack)
         stack.enter_context(RecordingMode(recorder))
         try:
             yield
@@ -31,10 +32,24 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             recorder.is_enabled = False
 
 
-def _set_stance(stance: str) -> str:
-    """Let compiled functions run op by op; return "default", which is what was before."""
-    torch.compiler.set_stance(stance)
-    return "default"
+def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
+    """Let compiled functions run op by op; the compiler is not loaded for it."""
+    is_set: list[bool] = []
+    compiled = torch.compile
+
+    def run_eagerly() -> None:
+        if not is_set:
+            is_set.append(True)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def compile_later(*args: Any, **kwargs: Any) -> Any:
+        run_eagerly()
+        return compiled(*args, **kwargs)
+
+    if "torch._dynamo" in sys.modules:
+        run_eagerly()
+    else:
+        patches.set(torch, "compile", compile_later)
 
 
 @contextmanager

@@ -44,6 +44,9 @@ class RealCuda:
             )
         return stream.device.index, stream.cuda_stream
 
+    def before_op(self) -> None:
+        """Do nothing: the engine has called its hooks already."""
+
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op."""
         return func(*args, **kwargs)

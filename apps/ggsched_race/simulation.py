@@ -86,8 +86,9 @@ class SimulatedCuda:
         )
         stream = made or local.backward[-1]
         if stream is not local.backward[-1]:  # the engine lets a consumer wait for its producer
-            stream.wait_stream(local.backward[-1])
+            producer = local.backward[-1]
             local.backward.append(stream)
+            stream.wait_stream(producer)
         return stream
 
     def _end_backward(self) -> None:
@@ -177,6 +178,10 @@ class SimulatedCuda:
 
     # --- ops --------------------------------------------------------------------------------------
 
+    def before_op(self) -> None:
+        """Let the stream wait as the engine of a backward pass does."""
+        self.current()
+
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op on tensors of the host; results are where those of CUDA would be."""
         name = func._schema.name.partition("::")[2]
@@ -234,6 +239,11 @@ class SimulatedCuda:
 
 class SimulationMode(TorchDispatchMode):  # type: ignore[misc]
     """Hands each op of its thread to a simulation; a recorder's mode above it does so itself."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: the compiler is not loaded, and not asked at each op."""
+        return False
 
     def __init__(self, cuda: SimulatedCuda) -> None:
         super().__init__()
