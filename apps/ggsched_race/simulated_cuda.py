@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.cuda import _gpu_trace
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ggsched_race.ops import restored, stored, tensors_in
 
@@ -169,8 +170,9 @@ class SimulatedGraph:
     def capture_end(self) -> None:
         """Undo what the capture has written to memory that existed before."""
         self.cuda.capturing = None
-        for storage, content in self._before.values():
-            storage.copy_(content)
+        with _disable_current_modes():
+            for storage, content in self._before.values():
+                storage.copy_(content)
         self._before.clear()
 
     def before(self, func: Any, inputs: Sequence[Any]) -> None:
@@ -180,7 +182,8 @@ class SimulatedGraph:
         for tensor in inputs:
             storage = tensor.untyped_storage()
             if id(storage) not in self._before:
-                self._before[id(storage)] = storage, storage.clone()
+                with _disable_current_modes():
+                    self._before[id(storage)] = storage, storage.clone()
 
     def collected(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Add an op."""
@@ -188,6 +191,10 @@ class SimulatedGraph:
 
     def replay(self) -> None:
         """Call the ops again; results go to the memory of the first ones."""
+        with _disable_current_modes():
+            self._call_again()
+
+    def _call_again(self) -> None:
         for func, args, kwargs, out in self._calls:
             try:
                 again = func(*restored(args), **kwargs)
