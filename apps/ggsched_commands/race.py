@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FINDING = 1
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with 'python -m'.")
 @click.option("--simulate", is_flag=True, help="Simulate CUDA on the host: no GPU is needed.")
 @click.option(

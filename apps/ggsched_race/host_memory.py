@@ -181,7 +181,8 @@ class TracedArray(np.ndarray[Any, Any]):
         writes = [args[0]] if func in (np.copyto, np.put, np.place, np.putmask) else []
         writes += [kwargs["out"]] if kwargs.get("out") is not None else []
         found = [*_nested(args), *_nested(list(kwargs.values()))]
-        self._report(f"numpy {func.__name__}", found, writes)
+        reads = [x for x in found if all(x is not w for w in writes)]
+        self._report(f"numpy {func.__name__}", reads, writes)
         plain = _unwrapped(args), {k: _unwrapped(v) for k, v in kwargs.items()}
         return func(*plain[0], **plain[1])
 

@@ -328,9 +328,13 @@ def test_findings_raise_unless_the_program_does():
     with pytest.raises(RaceFound, match="nothing orders") as raised, watch("x", simulate=True):
         program()
     assert any("wait_stream" in line for line in raised.value.details)
-    with pytest.raises(ZeroDivisionError), watch("x", simulate=True) as watched:
+
+    def failing():
         program()
-        1 / 0  # noqa: B018
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), watch("x", simulate=True) as watched:
+        failing()
     assert not watched.report.is_clean
 
 

@@ -13,6 +13,7 @@ import io
 from torch.cuda import _gpu_trace
 from torch.cuda._sanitizer import CUDASanitizerDispatchMode, CUDASanitizerErrors
 
+from ggsched.printable import write_out
 from ggsched_race.simulation import SimulationMode, simulated
 from ggsched_race.watch import watch
 from tests.race import programs
@@ -32,9 +33,13 @@ def sanitizer_reports(program, *arguments):
     registries = [r for r in vars(_gpu_trace).values() if hasattr(r, "callback_list")]
     before = [list(r.callback_list) for r in registries]
     try:
-        with simulated() as cuda, SimulationMode(cuda), contextlib.redirect_stderr(io.StringIO()):
-            with CUDASanitizerDispatchMode():
-                program(*arguments)
+        with (
+            simulated() as cuda,
+            SimulationMode(cuda),
+            CUDASanitizerDispatchMode(),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            program(*arguments)
     except CUDASanitizerErrors:
         return True
     finally:
@@ -69,11 +74,11 @@ def main():
         row[1] += theirs == racing
         row[2] += ours == racing
         marks = ["right" if verdict == racing else "wrong" for verdict in (theirs, ours)]
-        print(f"{kind:24} {name:20} {'racing' if racing else 'clean':7} {' '.join(marks)}")
+        write_out(f"{kind:24} {name:20} {'racing' if racing else 'clean':7} {' '.join(marks)}\n")
     for kind, (count, theirs, ours) in table.items():
-        print(f"| {kind} | {count} | {theirs} | {ours} |")
+        write_out(f"| {kind} | {count} | {theirs} | {ours} |\n")
     sums = [sum(column) for column in zip(*table.values(), strict=True)]
-    print("| all |", " | ".join(map(str, sums)), "|")
+    write_out(f"| all | {' | '.join(map(str, sums))} |\n")
 
 
 if __name__ == "__main__":
