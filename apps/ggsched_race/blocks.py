@@ -16,7 +16,7 @@ covers can be left out.
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ggsched_race.recording import Bytes
 
@@ -74,11 +74,11 @@ class Blocks:
     """Blocks in use, and freed ones of which uses may still be under way.
 
     Args:
-        add_memory: Called with a block, and whether it is for a shadow; returns the number of a new
-            memory object.
+        add_memory: Called with a block, the tensor that shows it, and whether it is for a shadow;
+            returns the number of a new memory object.
     """
 
-    def __init__(self, add_memory: Callable[[Block, bool], int]) -> None:
+    def __init__(self, add_memory: Callable[[Block, Any, bool], int]) -> None:
         self._add_memory = add_memory
         self._live: dict[int, Block] = {}
         self._rests: list[_Rest] = []
@@ -93,15 +93,15 @@ class Blocks:
         block = self._live[address] = Block(address, stream, pool, site, self._serial)
         return block
 
-    def at(self, address: int, nbytes: int) -> Block:
-        """Return the block of a storage; one whose allocation was not seen is new."""
+    def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
+        """Return the block of a tensor's storage; one whose allocation was not seen is new."""
         block = self._live.get(address)
         if block is None:
             block = self.allocated(address, None)
         if nbytes > block.nbytes:
             block.nbytes = nbytes
         if block.memory < 0:
-            block.memory = self._add_memory(block, False)
+            block.memory = self._add_memory(block, tensor, False)
         return block
 
     def freed(self, address: int) -> Block | None:
@@ -117,7 +117,9 @@ class Blocks:
                 self._loose = [*self._loose[-_LOOSE:], block]
         return block
 
-    def touch(self, block: Block, stream: int) -> tuple[int | None, list[Bytes]]:
+    def touch(
+        self, block: Block, stream: int, tensor: Any = None
+    ) -> tuple[int | None, list[Bytes]]:
         """Note an access; return the shadow to record it on too, and what the tensor takes.
 
         What it takes is not empty for the first access only.
@@ -128,7 +130,7 @@ class Blocks:
         if block.stream is None or stream == block.stream:
             return None, takes
         if stream not in block.shadows:
-            block.shadows[stream] = self._add_memory(block, True)
+            block.shadows[stream] = self._add_memory(block, tensor, True)
         return block.shadows[stream], takes
 
     def _taken(self, block: Block, stream: int) -> Iterator[Bytes]:

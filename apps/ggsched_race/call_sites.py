@@ -41,10 +41,15 @@ class CallSites:
 
     Args:
         added: Called with the number and the stack when a stack is new.
+
+    Attributes:
+        outside: The stack of calls that Python does not see: threads of the engine that runs
+            backward passes have none.
     """
 
     def __init__(self, added: Callable[[int, Stack], None]) -> None:
         self._added = added
+        self.outside: int | None = None
         self._numbers: dict[tuple[object, ...], int] = {}
         self._stacks: dict[Stack, int] = {}
 
@@ -56,6 +61,8 @@ class CallSites:
             if not frame.f_code.co_filename.startswith(_OWN):
                 key += (frame.f_code, frame.f_lasti)
             frame = frame.f_back
+        if not key and self.outside is not None:
+            return self.outside
         known = self._numbers.get(tuple(key))
         if known is None:
             stack = _stack(key)

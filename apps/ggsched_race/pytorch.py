@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -85,9 +86,9 @@ class Recorder:
         self._blocks = Blocks(self._add_block)
         self.host = HostMemory()
         self._local = _Local()
-        self._text = ""
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
+        self._freed: deque[int] = deque()
         os.register_at_fork(after_in_child=self._stop)
 
     def _stop(self) -> None:
@@ -108,9 +109,11 @@ class Recorder:
             if op.kind != "none":
                 try:
                     with self.recording.lock:
+                        self.take_back()
                         self._record(op, args, kwargs, result)
-                except (NotImplementedError, RuntimeError) as error:  # storage without memory
-                    self.unseen.setdefault(op.label, str(error).partition("\n")[0])
+                except Exception as error:  # the program goes on, whatever its tensors are
+                    why = str(error).partition("\n")[0]
+                    self.unseen.setdefault(op.label, f"{type(error).__name__}: {why}")
             return result
 
     @contextmanager
@@ -126,8 +129,9 @@ class Recorder:
             yield
         finally:
             deferred, local.deferred = local.deferred, None
-            for record in deferred:
-                record(start_s)
+            with self.recording.lock:
+                for record in deferred:
+                    record(start_s)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -147,7 +151,8 @@ class Recorder:
         if local.deferred is not None:
             local.deferred.append(record)
         else:
-            record(None)
+            with self.recording.lock:
+                record(None)
 
     def stream(self, device: int | None = None) -> int:
         """Return the actor of the calling thread's stream, on its device if none is given."""
@@ -157,7 +162,7 @@ class Recorder:
         if op.kind == "record_stream":
             self.record_stream(args[0], args[1])
             return
-        at = self.recording.sites.here()
+        at = self.recording.sites.here() if op.kind != "plain" else -1
         if op.kind == "copy":
             flag = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             for dst, src in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
@@ -165,11 +170,9 @@ class Recorder:
         elif op.kind == "to_copy":
             self._copy(op, result, args[0], kwargs.get("non_blocking", False), at)
         else:
-            self._plain(op, args, kwargs, result, at)
+            self._plain(op, args, kwargs, result)
 
-    def _plain(
-        self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any, at: int
-    ) -> None:
+    def _plain(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Record an op that is no copy: it runs on the device of its tensors, or on the host."""
         found = list(op.arguments(args, kwargs))
         inputs = {id(t) for _, t, _ in found}
@@ -182,16 +185,15 @@ class Recorder:
             return
         actor = HOST if device is None else self.stream(device)
         chosen, chooser = self._chosen(op, args, actor)
+        at = self.recording.sites.here()
         work = _Work(self, actor, at, reads_host=not op.label.startswith("aten."))
         for i, tensor, is_written in found:
             runs = chosen if op.chosen is not None and i == op.chosen.table else None
-            if is_written:
-                work.write(tensor, runs)
-            if not is_written or not op.overwrites:
-                work.read(tensor, runs)
-        touched = {m for m, _, _ in (*work.reads, *work.writes)}
+            is_read = not is_written or not op.overwrites
+            work.touch(tensor, runs, is_read=is_read, is_written=is_written)
+        touched = {m for m, _, _ in (*work.reads, *work.writes)} if outputs else None
         for tensor in outputs:
-            work.write(tensor, None, unless=touched)
+            work.write(tensor, touched)
         work.emit(op.label, is_partial=chosen is not None and not chosen.is_exact, chooser=chooser)
 
     # --- copies -----------------------------------------------------------------------------------
@@ -261,15 +263,14 @@ class Recorder:
             moved = [(a + shift, b + shift) for a, b in found.runs]
             return self.host.bytes_at(tensor.data_ptr(), moved), []
         storage = tensor.untyped_storage()
-        self._text = f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
-        block = self._blocks.at(self.platform.address(storage), storage.nbytes())
-        shadow, takes = self._blocks.touch(block, actor)
+        block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
+        shadow, takes = self._blocks.touch(block, actor, tensor)
         found = _runs(*table) if runs is None else runs
         spans = [(block.memory, a, b) for a, b in found.runs]
         if shadow is not None:
             spans += [(shadow, a, b) for a, b in found.runs]
         if len(found.runs) != 1 or found.runs[0] != (0, block.nbytes):
-            self._views.append((block.memory, self._text, table.strides, table.offset))
+            self._views.append((block.memory, _text(tensor), table.strides, table.offset))
         return spans, takes
 
     def views(self) -> list[Any]:
@@ -277,11 +278,11 @@ class Recorder:
         found, self._views = self._views, []
         return found
 
-    def _add_block(self, block: Block, is_shadow: bool) -> int:
+    def _add_block(self, block: Block, tensor: Any, is_shadow: bool) -> int:
         if block.site < 0:
             block.site = self.recording.sites.here()
         place = "graph" if block.pool is not None else "shadow" if is_shadow else "cuda"
-        return self.recording.memory(block.nbytes, self._text, block.site, place=place)
+        return self.recording.memory(block.nbytes, _text(tensor), block.site, place=place)
 
     def _follow(self, tensor: Any, at: int) -> None:
         """Follow pinned memory, from its first access by a device on."""
@@ -289,9 +290,8 @@ class Recorder:
             return
         storage = tensor.untyped_storage()
         start, nbytes = storage.data_ptr(), storage.nbytes()
-        text = f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
         made = self._pinned.get(start, at)
-        memory = self.recording.memory(nbytes, text, made, place="pinned")
+        memory = self.recording.memory(nbytes, _text(tensor), made, place="pinned")
         self.host.add(start, nbytes, memory)
         weakref.finalize(storage, self._unfollow, memory, start).atexit = False
 
@@ -305,23 +305,27 @@ class Recorder:
         if not self.is_enabled or self._local.is_reading:
             return
         with self.recording.lock:
+            self.take_back()
             stream = self.stream()
             pool = "graph" if self.recording.is_capturing(stream) else None
             self._blocks.allocated(address, stream, pool, self.recording.sites.here())
 
     def freed(self, address: int) -> None:
-        """Note that the caching allocator has got an address back."""
-        if self.is_enabled:
-            with self.recording.lock:
-                block = self._blocks.freed(address)
-                if block is not None:
-                    self.recording.memory_died(block.memory)
+        """Note that the caching allocator has got an address back; at any point of a record."""
+        self._freed.append(address)
+
+    def take_back(self) -> None:
+        """Take back what was freed since the last record."""
+        while self._freed:
+            block = self._blocks.freed(self._freed.popleft())
+            if block is not None:
+                self.recording.memory_died(block.memory)
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
         """Note that the allocator knows of a stream's use of a tensor."""
         if self.platform.device_of(tensor) is not None and self.is_enabled:
             storage = tensor.untyped_storage()
-            block = self._blocks.at(self.platform.address(storage), storage.nbytes())
+            block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
             block.recorded.add(self.recording.stream(self.platform.key_of(stream)))
 
     # --- rows -------------------------------------------------------------------------------------
@@ -413,11 +417,10 @@ class Recorder:
         at = self.recording.sites.here()
 
         def record(start_s: float | None) -> None:
-            with self.recording.lock:
-                self._notice_changes(at)
-                every = self.recording.streams_of(device) if device is not None else ()
-                waited = every if streams is None else streams
-                self.recording.sync(at, event=event, streams=waited, start_s=start_s)
+            self._notice_changes(at)
+            every = self.recording.streams_of(device) if device is not None else ()
+            waited = every if streams is None else streams
+            self.recording.sync(at, event=event, streams=waited, start_s=start_s)
 
         self.after(record)
 
@@ -436,16 +439,25 @@ class _Work:
         self._takes: list[Bytes] = []
         self._host_reads: list[Bytes] = []
 
-    def read(self, tensor: Any, runs: Runs | None = None) -> None:
-        """Add a read; host memory is read in the call, unless a device reads it in place."""
+    def touch(
+        self, tensor: Any, runs: Runs | None = None, *, is_read: bool, is_written: bool
+    ) -> None:
+        """Add accesses; host memory is read in the call, unless a device reads it in place."""
         spans, takes = self._recorder.bytes_of(tensor, self._actor, runs)
-        is_host = self._recorder.platform.device_of(tensor) is None
-        (self._host_reads if is_host and self._is_early else self.reads).extend(spans)
         self._takes += takes
+        if is_written:
+            self.writes += spans
+        if is_read:
+            is_early = self._is_early and self._recorder.platform.device_of(tensor) is None
+            (self._host_reads if is_early else self.reads).extend(spans)
 
-    def write(self, tensor: Any, runs: Runs | None = None, unless: set[int] | None = None) -> None:
-        """Add a write, unless the memory is touched already."""
-        spans, takes = self._recorder.bytes_of(tensor, self._actor, runs)
+    def read(self, tensor: Any) -> None:
+        """Add a read."""
+        self.touch(tensor, is_read=True, is_written=False)
+
+    def write(self, tensor: Any, unless: set[int] | None = None) -> None:
+        """Add a write, unless the memory is touched already: then the result is a view."""
+        spans, takes = self._recorder.bytes_of(tensor, self._actor)
         self.writes += [s for s in spans if unless is None or s[0] not in unless]
         self._takes += takes
 
@@ -506,6 +518,11 @@ class _Rank:
     def dim(self) -> int:
         """Return the number of dimensions."""
         return self._rank
+
+
+def _text(tensor: Any) -> str:
+    """Return shape and type, e.g. ``(8, 4) int64``."""
+    return f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
 
 
 def _present_ids(ids: StoredView) -> Any:

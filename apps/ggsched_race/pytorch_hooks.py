@@ -23,6 +23,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_graphs(patches, recorder)
         _patch_memory(patches, recorder)
         _patch_reads(patches, recorder)
+        _patch_backward(patches, recorder)
         _patch_threads(patches, recorder)
         _run_compiled_eagerly(patches, stack)
         stack.enter_context(RecordingMode(recorder))
@@ -144,7 +145,10 @@ def _patch_waits(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_graphs(patches: Patches, recorder: Recorder) -> None:
     recording, graph = recorder.recording, torch.cuda.CUDAGraph
-    begin, end, replay, reset = graph.capture_begin, graph.capture_end, graph.replay, graph.reset
+    end_name = "capture_end_pre" if hasattr(graph, "capture_end_pre") else "capture_end"
+    begin, end, replay, reset = (
+        getattr(graph, name) for name in ("capture_begin", end_name, "replay", "reset")
+    )
 
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
@@ -158,6 +162,7 @@ def _patch_graphs(patches: Patches, recorder: Recorder) -> None:
         actor, at = recorder.stream(), recording.sites.here()
         with recording.lock:
             if recorder.is_enabled:
+                recorder.take_back()
                 recording.replay(id(self), actor, at)
         replay(self)
 
@@ -166,7 +171,7 @@ def _patch_graphs(patches: Patches, recorder: Recorder) -> None:
         reset(self)
 
     patches.set(graph, "capture_begin", capture_begin)
-    patches.set(graph, "capture_end", capture_end)
+    patches.set(graph, end_name, capture_end)
     patches.set(graph, "replay", replayed)
     patches.set(graph, "reset", forgotten)
 
@@ -190,6 +195,24 @@ def _patch_reads(patches: Patches, recorder: Recorder) -> None:
 
     patches.set(torch.Tensor, "numpy", as_numpy)
     patches.set(torch.Tensor, "tolist", as_list)
+
+
+def _patch_backward(patches: Patches, recorder: Recorder) -> None:
+    """Let what threads of the engine do have the stack of the call of the backward pass."""
+    sites = recorder.recording.sites
+
+    def located(native: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, sites.outside = sites.outside, sites.here()
+            try:
+                return native(*args, **kwargs)
+            finally:
+                sites.outside = before
+
+        return call
+
+    for name in ("backward", "grad"):
+        patches.set(torch.autograd, name, located(getattr(torch.autograd, name)))
 
 
 def _patch_threads(patches: Patches, recorder: Recorder) -> None:

@@ -135,14 +135,15 @@ class Recording:
 
     def stream(self, key: StreamKey, is_blocking: bool = False) -> int:
         """Return the actor of a stream; one that is new is named after the line that makes it."""
-        actor = self._actors.get(key)
-        if actor is None:
+        with self.lock:
+            if key in self._actors:
+                return self._actors[key]
             at = self.sites.here() if key[1] else -1
             name = self.name_at(at) if key[1] else "default stream"
             actor = self._add_actor(key, name or "stream", "stream", f"cuda:{key[0]}", at)
             if is_blocking or key[1] == 0:
                 self._blocking.add(actor)
-        return actor
+            return actor
 
     def _follow_legacy_rule(self, actor: int, is_default: bool) -> None:
         """Order the legacy default stream and blocking streams with each other, as CUDA does."""

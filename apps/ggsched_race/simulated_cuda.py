@@ -238,7 +238,9 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
         pool: Any = None,
         stream: Any = None,
         capture_error_mode: str = "global",
+        **more: Any,
     ) -> Iterator[None]:
+        del more  # annotations, and whether inputs are watched
         synchronize()
         with native.stream(stream or capture_stream):
             cuda_graph.capture_begin(pool=pool, capture_error_mode=capture_error_mode)

@@ -78,7 +78,7 @@ class Memories:
     def __init__(self):
         self.names = []
 
-    def __call__(self, block, is_shadow):
+    def __call__(self, block, tensor, is_shadow):
         self.names.append(f"{block.address}{' shadow' if is_shadow else ''}")
         return len(self.names) - 1
 
