@@ -1,7 +1,7 @@
 """Streams, events and graphs of a simulation, and the functions of ``torch.cuda`` that use them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
@@ -271,6 +271,8 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
         "graph_pool_handle": lambda: (0, cuda.handle()),
         "is_current_stream_capturing": lambda: cuda.capturing is not None,
         "_sleep": lambda cycles: None,
+        "device": nullcontext,
+        "device_of": nullcontext,
     }
     answers = {
         "is_available": True,

@@ -271,25 +271,56 @@ def simulated() -> Iterator[SimulatedCuda]:
         for owner, name, value in device_functions(cuda):
             patches.set(owner, name, value)
         _patch_tensors(patches, cuda)
+        _patch_makers(patches, cuda)
+        _patch_values(patches, cuda)
         yield cuda
 
 
 def _patch_tensors(patches: Patches, cuda: SimulatedCuda) -> None:
     """Let tensors say where they are, and move between the host and the device."""
     tensor = torch.Tensor
-    native_ptr, native_tensor = tensor.data_ptr, torch.tensor
-    native_resize = torch.UntypedStorage.resize_
+    native_ptr, native_resize = tensor.data_ptr, torch.UntypedStorage.resize_
+    to = _moving(tensor.to)
 
     def device(self: Any) -> Any:
         return _CUDA if cuda.device_of(self) is not None else _native_device(self)
-
-    to = _moving(tensor.to)
 
     def data_ptr(self: Any) -> int:
         if cuda.device_of(self) is None:
             return int(native_ptr(self))
         start = cuda.address(self.untyped_storage())
         return start + int(self.storage_offset()) * int(self.element_size())
+
+    def resize(self: Any, size: int) -> Any:
+        result = native_resize(self, size)
+        cuda.resized(self)
+        return result
+
+    def move(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        where = torch.device("cuda", device) if isinstance(device, int) else device or _CUDA
+        return to(self, where, non_blocking=non_blocking, **kwargs)
+
+    def fetch(self: Any, memory_format: Any = torch.preserve_format) -> Any:
+        return to(self, _HOST, memory_format=memory_format)
+
+    replaced = {
+        "device": property(device),
+        "is_cuda": property(lambda self: cuda.device_of(self) is not None),
+        "get_device": lambda self: -1 if cuda.device_of(self) is None else 0,
+        "to": to,
+        "cuda": move,
+        "cpu": fetch,
+        "data_ptr": data_ptr,
+        "record_stream": lambda self, stream: cuda.on_record_stream(self, stream),
+    }
+    for name, value in replaced.items():
+        patches.set(tensor, name, value)
+    patches.set(torch.UntypedStorage, "resize_", resize)
+
+
+def _patch_makers(patches: Patches, cuda: SimulatedCuda) -> None:
+    """Let what makes tensors of lists and arrays put them on the device."""
+    native_tensor, native_as_tensor = torch.tensor, torch.as_tensor
 
     def make(data: Any, **kwargs: Any) -> Any:
         where = kwargs.pop("device", None)
@@ -303,33 +334,44 @@ def _patch_tensors(patches: Patches, cuda: SimulatedCuda) -> None:
         made = native_as_tensor(data, dtype=dtype)
         return made if device is None else made.to(device)
 
-    def resize(self: Any, size: int) -> Any:
-        result = native_resize(self, size)
-        cuda.resized(self)
-        return result
+    def new_tensor(self: Any, data: Any, **kwargs: Any) -> Any:
+        return make(data, **{"dtype": self.dtype, "device": self.device, **kwargs})
 
-    native_as_tensor = torch.as_tensor
-    replaced: list[tuple[Any, str, Any]] = [
-        (tensor, "device", property(device)),
-        (tensor, "is_cuda", property(lambda self: cuda.device_of(self) is not None)),
-        (tensor, "get_device", lambda self: -1 if cuda.device_of(self) is None else 0),
-        (tensor, "to", to),
-        (tensor, "data_ptr", data_ptr),
-        (tensor, "record_stream", lambda self, stream: cuda.on_record_stream(self, stream)),
-        (torch, "tensor", make),
-        (torch, "as_tensor", as_tensor),
-        (torch.UntypedStorage, "resize_", resize),
-    ]
+    class Generator(torch.Generator):
+        """A generator of the host, whatever the device."""
 
-    def move(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        where = torch.device("cuda", device) if isinstance(device, int) else device or _CUDA
-        return to(self, where, non_blocking=non_blocking, **kwargs)
+        def __new__(cls, device: Any = None) -> Any:
+            del device
+            return super().__new__(cls)
 
-    def fetch(self: Any, memory_format: Any = torch.preserve_format) -> Any:
-        return to(self, _HOST, memory_format=memory_format)
+    patches.set(torch, "tensor", make)
+    patches.set(torch, "as_tensor", as_tensor)
+    patches.set(torch, "Generator", Generator)
+    patches.set(torch.Tensor, "new_tensor", new_tensor)
 
-    for owner, name, value in (*replaced, (tensor, "cuda", move), (tensor, "cpu", fetch)):
-        patches.set(owner, name, value)
+
+def _patch_values(patches: Patches, cuda: SimulatedCuda) -> None:
+    """Let the host wait where it gets values of a tensor on the device, or be refused."""
+    tensor = torch.Tensor
+    native_numpy, native_list, native_repr = tensor.numpy, tensor.tolist, tensor.__repr__
+
+    def as_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if cuda.device_of(self) is not None:
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        return native_numpy(self, *args, **kwargs)
+
+    def as_text(self: Any, **kwargs: Any) -> str:
+        return native_repr(self.cpu() if cuda.device_of(self) is not None else self, **kwargs)
+
+    def as_list(self: Any) -> Any:
+        return native_list(self.cpu() if cuda.device_of(self) is not None else self)
+
+    patches.set(tensor, "numpy", as_numpy)
+    patches.set(tensor, "tolist", as_list)
+    patches.set(tensor, "__repr__", as_text)
 
 
 def _moving(native_to: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ where two accesses that conflict may both be next.
 """
 
 import io
+from random import Random
 from typing import NamedTuple
 
 from ggsched_race.recording import HOST, Recording, trace_of_journal
@@ -13,6 +14,7 @@ from ggsched_race.recording import HOST, Recording, trace_of_journal
 LENGTH = 4
 DEVICE, PINNED = (0, 1), 2
 STREAMS, EVENTS = 3, 3
+WAITS = ("wait", "event", "stream", "device")
 
 
 class Call(NamedTuple):
@@ -23,6 +25,17 @@ class Call(NamedTuple):
     event: int = 0
     reads: tuple = ()
     writes: tuple = ()
+
+
+def variants(seed):
+    """Yield a program, and the same without one of its waits."""
+    random = Random(seed)
+    program = draw_program(random, random.randint(4, 13))
+    yield program
+    waits = [i for i, call in enumerate(program) if call.kind in WAITS]
+    if waits:
+        left_out = random.choice(waits)
+        yield [call for i, call in enumerate(program) if i != left_out]
 
 
 def draw_program(random, size):

@@ -1,32 +1,18 @@
 """Verdicts on random programs, with and without one of their waits, against every order."""
 
-from random import Random
-
 import pytest
 
 from ggsched.sanitize import check_trace
 from ggsched.trace.export import read_trace
 from tests.race.random_programs import (
     Call,
-    draw_program,
     races_in_some_order,
     recorded,
     run_in_torch,
+    variants,
 )
 
-WAITS = ("wait", "event", "stream", "device")
 SEEDS = 400
-
-
-def variants(seed):
-    """Yield a program, and the same without one of its waits."""
-    random = Random(seed)
-    program = draw_program(random, random.randint(4, 13))
-    yield program
-    waits = [i for i, call in enumerate(program) if call.kind in WAITS]
-    if waits:
-        left_out = random.choice(waits)
-        yield [call for i, call in enumerate(program) if i != left_out]
 
 
 def races(trace):
