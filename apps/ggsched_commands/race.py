@@ -35,6 +35,7 @@ _FINDING = 1
 @option("-o --output output", "Write the trace; 'ggsched check' reads it too.", metavar="FILE")
 @option("--suppressions", "File of patterns of frames whose findings are left out.", metavar="FILE")
 @option("--sarif", "Write the findings as SARIF, for code hosts.", metavar="FILE")
+@option("--html", "Write the findings as a page, with the lines of the program.", metavar="FILE")
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -48,6 +49,7 @@ def race(
     output: str | None,
     suppressions: str | None,
     sarif: str | None,
+    html: str | None,
     as_json: bool,
 ) -> int:
     """Run SCRIPT with ARGS and look for races of its CUDA streams.
@@ -57,6 +59,7 @@ def race(
     anything is found, else that of the program. Ctrl-C ends the program and reports what was found
     until then.
     """
+    from ggsched_race.html_page import to_html
     from ggsched_race.report import check_program
     from ggsched_race.sarif import to_sarif
     from ggsched_race.watch import read_suppressions
@@ -74,6 +77,8 @@ def race(
         write_bytes(output, data)
     if sarif is not None:
         write_bytes(sarif, msgspec.json.encode(to_sarif(report)))
+    if html is not None:
+        write_bytes(html, to_html(report).encode())
     if as_json:
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:

@@ -5,7 +5,6 @@ A dispatch mode sees every op below autograd, also in the threads of backward pa
 the wait of a blocking copy, are recorded after the op.
 """
 
-import logging
 import os
 import threading
 import weakref
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ggsched_race.blocks import Block, Blocks
@@ -24,7 +22,6 @@ from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
 from ggsched_race.recording import HOST, Bytes, Recording, RowChooser
 
-_LOG: Final = logging.getLogger("ggsched")
 _runs: Final = lru_cache(1 << 14)(strided_runs)
 
 
@@ -80,7 +77,7 @@ class Recorder:
     def __init__(self, recording: Recording, platform: Platform, rows: bool = True) -> None:
         self.recording = recording
         self.platform = platform
-        self.is_enabled = True
+        self._is_on, self._process = True, os.getpid()
         self.unseen: dict[str, str] = {}
         self._rows = rows
         self._blocks = Blocks(self._add_block)
@@ -89,10 +86,15 @@ class Recorder:
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
         self._freed: deque[int] = deque()
-        os.register_at_fork(after_in_child=self._stop)
 
-    def _stop(self) -> None:
-        self.is_enabled = False
+    @property
+    def is_enabled(self) -> bool:
+        """Whether calls are recorded; those of a forked process are not."""
+        return self._is_on and os.getpid() == self._process
+
+    def stop(self) -> None:
+        """Record nothing more."""
+        self._is_on = False
 
     # --- ops --------------------------------------------------------------------------------------
 
@@ -252,25 +254,23 @@ class Recorder:
         """
         if not tensor.numel():
             return [], []
-        table = table_of(tensor)
-        device = self.platform.device_of(tensor)
-        if device is None:
-            if self.host.is_empty or tensor.layout != torch.strided:
+        sizes, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
+        offset = tensor.storage_offset()
+        if self.platform.device_of(tensor) is None:
+            if self.host.is_empty:
                 return [], []
-            at_zero = table._replace(offset=0)
-            found = _runs(*at_zero) if runs is None else runs
-            shift = 0 if runs is None else -table.offset * table.itemsize
-            moved = [(a + shift, b + shift) for a, b in found.runs]
+            found = runs or _runs(sizes, strides, offset, size)
+            moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
             return self.host.bytes_at(tensor.data_ptr(), moved), []
         storage = tensor.untyped_storage()
         block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
         shadow, takes = self._blocks.touch(block, actor, tensor)
-        found = _runs(*table) if runs is None else runs
+        found = runs or _runs(sizes, strides, offset, size)
         spans = [(block.memory, a, b) for a, b in found.runs]
         if shadow is not None:
             spans += [(shadow, a, b) for a, b in found.runs]
         if len(found.runs) != 1 or found.runs[0] != (0, block.nbytes):
-            self._views.append((block.memory, _text(tensor), table.strides, table.offset))
+            self._views.append((block.memory, _text(tensor), strides, offset))
         return spans, takes
 
     def views(self) -> list[Any]:
@@ -323,7 +323,10 @@ class Recorder:
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
         """Note that the allocator knows of a stream's use of a tensor."""
-        if self.platform.device_of(tensor) is not None and self.is_enabled:
+        if self.platform.device_of(tensor) is None or not self.is_enabled:
+            return
+        with self.recording.lock:
+            self.take_back()
             storage = tensor.untyped_storage()
             block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
             block.recorded.add(self.recording.stream(self.platform.key_of(stream)))

@@ -30,7 +30,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         try:
             yield
         finally:
-            recorder.is_enabled = False
+            recorder.stop()
 
 
 def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
@@ -177,9 +177,14 @@ def _patch_graphs(patches: Patches, recorder: Recorder) -> None:
 
 
 def _patch_memory(patches: Patches, recorder: Recorder) -> None:
-    """Note ``record_stream`` where it does not reach the dispatcher: in a simulation."""
-    if hasattr(recorder.platform, "on_record_stream"):
-        patches.set(recorder.platform, "on_record_stream", recorder.record_stream)
+    """Note ``record_stream`` also where its caller keeps it from the dispatcher, as FSDP does."""
+    native = torch.Tensor.record_stream
+
+    def record_stream(self: Any, stream: Any) -> None:
+        recorder.record_stream(self, stream)
+        native(self, stream)
+
+    patches.set(torch.Tensor, "record_stream", record_stream)
 
 
 def _patch_reads(patches: Patches, recorder: Recorder) -> None:

@@ -60,7 +60,6 @@ class SimulatedCuda:
         self._addresses: dict[int, int] = {}
         self._pinned: set[int] = set()
         self._made_on: dict[tuple[int, int], SimulatedStream] = {}
-        self.on_record_stream: Callable[[Any, Any], None] = _nothing
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -311,7 +310,7 @@ def _patch_tensors(patches: Patches, cuda: SimulatedCuda) -> None:
         "cuda": move,
         "cpu": fetch,
         "data_ptr": data_ptr,
-        "record_stream": lambda self, stream: cuda.on_record_stream(self, stream),
+        "record_stream": lambda self, stream: None,  # all work is done when it is called
     }
     for name, value in replaced.items():
         patches.set(tensor, name, value)
@@ -401,7 +400,3 @@ def _moving(native_to: Callable[..., Any]) -> Callable[..., Any]:
 
 def _native_device(tensor: Any) -> Any:
     return torch._C.TensorBase.device.__get__(tensor)
-
-
-def _nothing(tensor: Any, stream: Any) -> None:
-    """Do what ``record_stream`` does where nobody records."""

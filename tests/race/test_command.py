@@ -58,6 +58,17 @@ def test_json_and_sarif_say_the_same_as_the_text(tmp_path, capsys):
     assert len(finding["sides"]) == 2
 
 
+def test_page_has_the_findings_and_the_lines_of_the_program(tmp_path):
+    file = tmp_path / "found.html"
+    trace = str(DATA / "megatron_3140-broken.jsonl")
+    assert main(["race", "--html", str(file), trace]) == 1
+    page = file.read_text("utf-8")
+    assert "nothing orders the read of weights" in page
+    assert "(weights * 2).sum()" in page
+    assert "src=" not in page
+    assert "&lt;module&gt;" in page or "in megatron_3140" in page
+
+
 def test_findings_are_suppressed_by_a_file(tmp_path, capsys):
     patterns = tmp_path / "known"
     patterns.write_text("# known\n*programs.py:* in megatron_3140  # see the thread\n")

@@ -303,6 +303,23 @@ def test_writes_by_other_code_are_seen_by_the_content():
         assert waits or "code outside" in watched.report.findings[0].sides[1].op
 
 
+def test_record_stream_is_noted_also_where_modes_are_off():
+    """FSDP calls it so."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def program():
+        x, side = torch.ones(8, device="cuda"), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.sum()
+        with _disable_current_modes():
+            x.record_stream(side)
+        del x
+        torch.zeros(8, device="cuda")
+
+    assert report_of(program).is_clean
+
+
 @pytest.mark.parametrize("rows", [True, False])
 def test_rows_are_told_apart_only_where_ids_are_read(rows):
     def program():
