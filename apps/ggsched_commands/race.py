@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from ggsched.cli.console import write_json
+from ggsched.cli.main import ENVIRONMENT
 from ggsched.cli.options import json_option, option
 from ggsched.errors import UsageError
 from ggsched.files.reading import read_argument
@@ -72,6 +73,8 @@ def race(
 
         options = ProgramOptions(is_module, not no_rows, simulate)
         data, code = _recorded(options, [script, *args], sys.stderr if as_json else results())
+        if not data:
+            return code
     report = check_program(data, script, advice=advice, suppressions=patterns)
     if output is not None:
         write_bytes(output, data)
@@ -90,12 +93,12 @@ def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -
     """Run a program that prints to a file.
 
     Returns:
-        Its trace and its exit code, 128 and more for a signal.
+        Its trace and its exit code, 128 and more for a signal. There is no trace of a program that
+        was not begun, which has said why.
 
     Raises:
-        UsageError: there is no such file, or the program could not be begun.
+        UsageError: there is no such file.
     """
-    from ggsched_race.program import NOT_STARTED
     from ggsched_race.recording import trace_of_journal
 
     if not options.is_module and not Path(arguments[0]).is_file():
@@ -107,19 +110,14 @@ def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -
         command += [msgspec.json.encode(options).decode(), *arguments]
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
         try:
-            with subprocess.Popen(command, stdout=output, preexec_fn=_interruptible) as program:
+            with subprocess.Popen(command, stdout=output) as program:
                 code = program.wait()
         finally:
             signal.signal(signal.SIGINT, before)
-        if code == NOT_STARTED:
-            why = "the reason is above"
-            raise UsageError("the program was not begun", where=arguments[0], why=why)
-        data = trace_of_journal(read_argument(str(journal)) if journal.exists() else b"")
+        if not journal.exists() or not journal.stat().st_size:
+            return b"", code or ENVIRONMENT
+        data = trace_of_journal(read_argument(str(journal)))
     if code:
         ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
     return data, code if code >= 0 else 128 - code
-
-
-def _interruptible() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)

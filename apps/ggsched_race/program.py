@@ -7,6 +7,7 @@ and its exit code are as if Python had been called.
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from ggsched.printable import write_err
 from ggsched_race.watch import recorder_into
 
 INTERRUPTED: Final = 130
-NOT_STARTED: Final = 125
 _OWN: Final = (os.path.dirname(__file__), os.path.dirname(runpy.__file__) + os.sep + "runpy.py")
 
 
@@ -59,7 +59,7 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
             return INTERRUPTED
         except GgschedError as error:
             write_err(f"ggsched race: {error.one_line()}\n")
-            return NOT_STARTED if error.where == "race" else 1
+            return error.exit_code
         except BaseException as error:  # of any program; it ends as it would without a recorder
             tb = _without_own(error.__traceback__)
             traceback.print_exception(type(error), error, tb)
@@ -94,6 +94,7 @@ def _without_own(tb: TracebackType | None) -> TracebackType | None:
 
 def main() -> NoReturn:
     """Run the program that the command line names."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the caller ignores Ctrl-C
     journal, options, *arguments = sys.argv[1:]
     code = run_program(journal, msgspec.json.decode(options, type=ProgramOptions), arguments)
     sys.stdout.flush()

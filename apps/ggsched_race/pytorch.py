@@ -331,6 +331,26 @@ class Recorder:
             block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
             block.recorded.add(self.recording.stream(self.platform.key_of(stream)))
 
+    def declare(self, label: str, reads: Sequence[Any], writes: Sequence[Any], engine: str) -> None:
+        """Record what a kernel touches, by the caller's word."""
+        if not self.is_enabled:
+            return
+        with self.recording.lock:
+            self.take_back()
+            at = self.recording.sites.here()
+            actor = self.recording.engine(engine) if engine else self.stream()
+            work = _Work(self, actor, at, reads_host=True)
+            for tensors, is_written in ((reads, False), (writes, True)):
+                for tensor in tensors:
+                    if self.platform.device_of(tensor) is None:
+                        self._follow(tensor, at)
+                    work.touch(tensor, is_read=not is_written, is_written=is_written)
+            work.emit(label)
+
+    def engine_done(self, engine: str) -> None:
+        """Record that the host has seen an engine end what it has been given."""
+        self.sync(streams=[self.recording.engine(engine)])
+
     # --- rows -------------------------------------------------------------------------------------
 
     def _chosen(

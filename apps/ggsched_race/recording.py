@@ -145,6 +145,12 @@ class Recording:
                 self._blocking.add(actor)
             return actor
 
+    def engine(self, name: str) -> int:
+        """Return the actor of what works beside all streams."""
+        with self.lock:
+            key = f"engine {name}"
+            return self._actors.get(key) or self._add_actor(key, name, "stream", "", -1)
+
     def _follow_legacy_rule(self, actor: int, is_default: bool) -> None:
         """Order the legacy default stream and blocking streams with each other, as CUDA does."""
         for other in self._blocking if is_default else self._default_of(actor):

@@ -27,6 +27,27 @@ class Watched:
     def __init__(self) -> None:
         self.trace = b""
         self.report: RaceReport | None = None
+        self._recorder: Recorder | None = None
+
+    def declare(
+        self, label: str, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), engine: str = ""
+    ) -> None:
+        """Record what a kernel that is no op of PyTorch touches, right behind its launch.
+
+        Args:
+            label: Its name.
+            reads: Tensors that it reads.
+            writes: Tensors that it writes.
+            engine: Name of what does it beside all streams, such as an adapter of a network, one
+                thing after the other; "" is the calling thread's stream.
+        """
+        if self._recorder is not None:
+            self._recorder.declare(label, reads, writes, engine)
+
+    def engine_done(self, engine: str) -> None:
+        """Record that the host has seen an engine end all that it has been given."""
+        if self._recorder is not None:
+            self._recorder.engine_done(engine)
 
 
 def import_torch() -> Any:
@@ -122,9 +143,10 @@ def watch(
     out = io.BytesIO()
     watched = Watched()
     try:
-        with recorder_into(out, name, rows=rows, simulate=simulate):
+        with recorder_into(out, name, rows=rows, simulate=simulate) as watched._recorder:
             yield watched
     finally:
+        watched._recorder = None
         watched.trace = trace_of_journal(out.getvalue())
         if trace is not None:
             write_bytes(trace, watched.trace)

@@ -17,6 +17,12 @@ DATA = Path(__file__).parent.parent / "data" / "races"
 HAS_TORCH = find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is in the extra 'torch'")
 
+
+def has_gpu():
+    """Whether a driver of NVIDIA is there, without loading PyTorch."""
+    return Path("/proc/driver/nvidia/version").exists()
+
+
 RACE = """
     import sys, torch
     x, side = torch.ones(8, device="cuda"), torch.cuda.Stream()
@@ -111,19 +117,30 @@ def test_missing_program_is_named(capsys):
     assert "no such program.py: no such file" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed")
-def test_missing_torch_is_named(program, capfd):
-    assert main(["race", "--simulate", program("print(1)")]) == 2
-    assert "ggsched[torch]" in capfd.readouterr().err
+def test_missing_torch_is_named(program, capfd, tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    assert main(["race", "--simulate", program("print(1)")]) == 3
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "ggsched[torch]" in said
 
 
 # --- programs -------------------------------------------------------------------------------------
 
 
-def race(*arguments, **more):
-    command = [sys.executable, "-m", "ggsched", "race", "--simulate", *arguments]
-    options = {"capture_output": True, "text": True, "timeout": 200, "check": False}
-    return subprocess.run(command, **{**options, **more})
+def race(*arguments, simulate=True):
+    flags = ["--simulate"] if simulate else []
+    command = [sys.executable, "-m", "ggsched", "race", *flags, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.skipif(not HAS_TORCH or has_gpu(), reason="PyTorch is missing, or finds a GPU")
+def test_missing_gpu_is_one_line_with_the_way_out(program):
+    done = race(program("print(1)"), simulate=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.count("\n") == 1
+    assert "finds no GPU (--simulate" in done.stderr
 
 
 @needs_torch

@@ -1,5 +1,6 @@
 """Ordinary programs are clean: training, prefetching, offloading, graphs, several threads."""
 
+import io
 import threading
 
 import numpy
@@ -332,6 +333,44 @@ def test_rows_are_told_apart_only_where_ids_are_read(rows):
             table.index_fill_(0, second, 1.0)
 
     assert report_of(program, rows=rows).is_clean == rows
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_kernels_and_engines_touch_what_is_declared(waits):
+    with watch("declared", simulate=True, raises=False) as watched:
+        x, y = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            watched.declare("scale", reads=[x], writes=[y])
+        if waits:
+            side.synchronize()
+        watched.declare("send", reads=[y], engine="nic")
+        if waits:
+            watched.engine_done("nic")
+        y.zero_()
+    pairs = {tuple(side.op for side in f.sides) for f in watched.report.findings}
+    racing = {("scale", "send"), ("send", "aten.zero_"), ("scale", "aten.zero_")}
+    assert pairs == (set() if waits else racing)
+
+
+def test_native_classes_of_cuda_are_patched_and_put_back():
+    """Without a GPU: what the recorder does with a real platform, on tensors of the host."""
+    from ggsched_race.pytorch import Recorder
+    from ggsched_race.pytorch_hooks import recorded
+    from ggsched_race.real_cuda import RealCuda
+    from ggsched_race.recording import Recording
+
+    kinds = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph, torch.Tensor, torch.cuda)
+    before = [dict(vars(kind)) for kind in kinds]
+    recorder = Recorder(Recording(io.BytesIO(), "host"), RealCuda())
+    with recorded(recorder):
+        net = torch.nn.Linear(4, 4)
+        net(torch.ones(2, 4)).sum().backward()
+        assert net.weight.grad.numpy().shape == (4, 4)
+        assert "__init__" in vars(torch.cuda.Stream)
+    assert [dict(vars(kind)) for kind in kinds] == before
+    assert recorder.unseen == {}
 
 
 def test_findings_raise_unless_the_program_does():
