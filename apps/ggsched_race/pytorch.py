@@ -43,6 +43,9 @@ class Platform(Protocol):
     def key_of(self, stream: Any) -> tuple[int, int]:
         """Return the key of a stream object."""
 
+    def is_blocking(self, stream: Any) -> bool:
+        """Whether a stream follows the legacy default stream, as none of PyTorch's own does."""
+
     def before_op(self) -> None:
         """Let the stream wait as the engine of a backward pass does."""
 

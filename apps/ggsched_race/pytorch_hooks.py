@@ -131,14 +131,15 @@ def _patch_waits(patches: Patches, recorder: Recorder) -> None:
     patches.set(torch.cuda.Event, "query", event_done)
     patches.set(torch.cuda.Stream, "query", stream_done)
 
-    native = torch.cuda.Stream.__init__
+    native, platform = torch.cuda.Stream.__init__, recorder.platform
     takes_arguments = "__init__" in vars(torch.cuda.Stream)
 
     def made(stream: Any, *args: Any, **kwargs: Any) -> None:
         if takes_arguments:
             native(stream, *args, **kwargs)
         if "stream_id" not in kwargs:
-            recorder.recording.stream(recorder.platform.key_of(stream))
+            key, is_blocking = platform.key_of(stream), platform.is_blocking(stream)
+            recorder.recording.stream(key, is_blocking)
 
     patches.set(torch.cuda.Stream, "__init__", made)
 

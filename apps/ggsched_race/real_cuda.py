@@ -1,11 +1,14 @@
 """CUDA as PyTorch has it."""
 
+import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ggsched_race.recording import StreamKey
+
+_NON_BLOCKING: Final = 1
 
 
 class RealCuda:
@@ -43,6 +46,18 @@ class RealCuda:
                 device_type=stream.device_type,
             )
         return stream.device.index, stream.cuda_stream
+
+    def is_blocking(self, stream: Any) -> bool:
+        """Whether a stream of another library follows the legacy default stream."""
+        if not isinstance(stream, torch.cuda.ExternalStream):
+            return False
+        flags = ctypes.c_uint(_NON_BLOCKING)
+        try:
+            runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
+            runtime.cudaStreamGetFlags(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(flags))
+        except (OSError, AttributeError):  # linked otherwise, so it cannot be asked
+            return False
+        return not flags.value & _NON_BLOCKING
 
     def before_op(self) -> None:
         """Do nothing: the engine has called its hooks already."""

@@ -177,6 +177,11 @@ class SimulatedCuda:
 
     # --- ops --------------------------------------------------------------------------------------
 
+    def is_blocking(self, stream: Any) -> bool:
+        """Return False: streams are as PyTorch makes them."""
+        del stream
+        return False
+
     def before_op(self) -> None:
         """Let the stream wait as the engine of a backward pass does."""
         self.current()
@@ -336,7 +341,7 @@ def _patch_makers(patches: Patches, cuda: SimulatedCuda) -> None:
     def new_tensor(self: Any, data: Any, **kwargs: Any) -> Any:
         return make(data, **{"dtype": self.dtype, "device": self.device, **kwargs})
 
-    class Generator(torch.Generator):
+    class Generator(torch.Generator):  # type: ignore[misc]
         """A generator of the host, whatever the device."""
 
         def __new__(cls, device: Any = None) -> Any:
@@ -363,7 +368,7 @@ def _patch_values(patches: Patches, cuda: SimulatedCuda) -> None:
         return native_numpy(self, *args, **kwargs)
 
     def as_text(self: Any, **kwargs: Any) -> str:
-        return native_repr(self.cpu() if cuda.device_of(self) is not None else self, **kwargs)
+        return str(native_repr(self.cpu() if cuda.device_of(self) is not None else self, **kwargs))
 
     def as_list(self: Any) -> Any:
         return native_list(self.cpu() if cuda.device_of(self) is not None else self)
