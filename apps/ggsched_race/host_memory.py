@@ -8,7 +8,7 @@ queued copy has other content than when the copy was queued.
 
 import ctypes
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -28,12 +28,13 @@ class _Range(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What a queued copy reads: address, length, checksum, memory."""
+    """What a copy that is queued on a stream reads."""
 
     address: int
     nbytes: int
     checksum: int
     memory: int
+    stream: int
 
 
 class HostMemory:
@@ -71,8 +72,8 @@ class HostMemory:
 
     # --- writes that nobody has announced ---------------------------------------------------------
 
-    def queued(self, reads: Iterable[Bytes]) -> None:
-        """Note what a queued copy will read."""
+    def queued(self, reads: Iterable[Bytes], stream: int) -> None:
+        """Note what a copy that is queued on a stream will read."""
         begins = {r.memory: r.start for r in self._ranges}
         for memory, start, end in reads:
             address, nbytes = begins[memory] + start, end - start
@@ -80,7 +81,7 @@ class HostMemory:
             while kept and sum(s.nbytes for s in kept) + nbytes > MAX_CHECKED_NBYTES:
                 kept.pop(0)
             if nbytes <= MAX_CHECKED_NBYTES:
-                kept.append(_Source(address, nbytes, _checksum(address, nbytes), memory))
+                kept.append(_Source(address, nbytes, _checksum(address, nbytes), memory, stream))
             self._sources = kept
 
     def written(self, writes: Iterable[Bytes]) -> None:
@@ -106,9 +107,9 @@ class HostMemory:
                 found.append((s.memory, start, start + s.nbytes))
         return found
 
-    def waited(self) -> None:
-        """Forget all sources, since all copies are done."""
-        self._sources = []
+    def waited(self, streams: Collection[int]) -> None:
+        """Forget sources of streams whose copies are done."""
+        self._sources = [s for s in self._sources if s.stream not in streams]
 
 
 def _checksum(address: int, nbytes: int) -> int:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -109,16 +109,16 @@ class Recorder:
         self.platform.before_op()
         with self.deferring():
             result = self.platform.run(func, args, kwargs)
-            if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
-                self._pinned[result.untyped_storage().data_ptr()] = self.recording.sites.here()
-            if op.kind != "none":
-                try:
+            try:
+                if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
+                    self._pinned[result.untyped_storage().data_ptr()] = self.recording.sites.here()
+                if op.kind != "none":
                     with self.recording.lock:
                         self.take_back()
                         self._record(op, args, kwargs, result)
-                except Exception as error:  # the program goes on, whatever its tensors are
-                    why = str(error).partition("\n")[0]
-                    self.unseen.setdefault(op.label, f"{type(error).__name__}: {why}")
+            except Exception as error:  # the program goes on, whatever its tensors are
+                why = str(error).partition("\n")[0]
+                self.unseen.setdefault(op.label, f"{type(error).__name__}: {why}")
             return result
 
     @contextmanager
@@ -169,11 +169,10 @@ class Recorder:
             return
         at = self.recording.sites.here() if op.kind != "plain" else -1
         if op.kind == "copy":
-            flag = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             for dst, src in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
-                self._copy(op, dst, src, flag, at)
+                self._copy(op, dst, src, at)
         elif op.kind == "to_copy":
-            self._copy(op, result, args[0], kwargs.get("non_blocking", False), at)
+            self._copy(op, result, args[0], at)
         else:
             self._plain(op, args, kwargs, result)
 
@@ -203,42 +202,50 @@ class Recorder:
 
     # --- copies -----------------------------------------------------------------------------------
 
-    def _copy(self, op: Op, dst: Any, src: Any, non_blocking: bool, at: int) -> None:
+    def _copy(self, op: Op, dst: Any, src: Any, at: int) -> None:
         """Record a copy; from or to memory that is not pinned the host takes part in it itself."""
         to, origin = self.platform.device_of(dst), self.platform.device_of(src)
         device = origin if origin is not None else to
         if device is None:
-            work = _Work(self, HOST, at)
-            work.read(src)
-            work.write(dst)
-            work.emit(op.label, is_copy=True)
+            _Work(self, HOST, at).read(src).write(dst).emit(op.label, is_copy=True)
             return
         actor = self.stream(device)
         host = src if origin is None else dst if to is None else None
-        is_direct = src.dtype == dst.dtype and src.is_contiguous() and dst.is_contiguous()
-        if host is not None and self.platform.is_pinned(host):
+        is_direct = host is None or self._is_direct(dst, src, host)
+        if is_direct and host is not None:
             self._follow(host, at)
-        elif host is not None:
-            is_direct = False
-        peer = self.stream(to) if None not in (to, origin) and to != origin else None
-        if peer is not None and to is not None:
+        peer = self.stream(to) if to is not None and origin not in (None, to) else None
+        if peer is not None:
             self._order(peer, actor, at)
-        if origin is None and not is_direct:  # staged: the host reads the source in the call
-            early = _Work(self, HOST, at)
-            early.read(src)
-            early.emit(op.label)
+        if host is src and not is_direct:  # staged: the host reads the source in the call
+            _Work(self, HOST, at).read(src).emit(op.label)
         work = _Work(self, actor, at, reads_host=True)
-        if origin is not None or is_direct:
+        if host is not src or is_direct:
             work.read(src)
-        work.write(dst)
-        if origin is None and is_direct:
+        if host is not dst or is_direct:
+            work.write(dst)
+        if host is src and is_direct:
             self._notice_changes(at)
-            self.host.queued([r for r in work.reads if not self.recording.is_capturing(actor)])
+            if not self.recording.is_capturing(actor):
+                self.host.queued(work.reads, actor)
         work.emit(op.label, is_copy=True)
         if peer is not None:
             self._order(actor, peer, at)
-        if to is None and non_blocking and not self.platform.is_pinned(dst):
-            self.recording.sync(at, streams=[actor])  # the driver returns when it is done
+        if host is dst and not is_direct:  # the driver returns when it is done
+            self.recording.sync(at, streams=[actor])
+            _Work(self, HOST, at).write(dst).emit(op.label)
+
+    def _is_direct(self, dst: Any, src: Any, host: Any) -> bool:
+        """Whether a device itself accesses the host's side of a copy, when its turn comes.
+
+        Elsewhere the runtime goes through memory of its own: where the memory is not pinned, or
+        the host first has to convert elements or to bring them together.
+        """
+        if host is src and (src.dtype != dst.dtype or src.shape != dst.shape):
+            return False
+        is_one = len(_runs(host.shape, host.stride(), 0, 1).runs) <= 1
+        is_alike = host.is_contiguous() or (is_one and src.stride() == dst.stride())
+        return is_alike and self.platform.is_pinned(host)
 
     def _order(self, first: int, second: int, at: int) -> None:
         event = object()
@@ -413,9 +420,7 @@ class Recorder:
         """Record that the host reads a tensor outside the dispatcher."""
         if self.is_enabled and self.platform.device_of(tensor) is None:
             with self.recording.lock:
-                work = _Work(self, HOST, self.recording.sites.here())
-                work.read(tensor)
-                work.emit(name)
+                _Work(self, HOST, self.recording.sites.here()).read(tensor).emit(name)
 
     def traced_array(self, tensor: Any, array: Any) -> Any:
         """Return an array of a pinned tensor as one whose accesses are recorded."""
@@ -446,6 +451,7 @@ class Recorder:
             self._notice_changes(at)
             every = self.recording.streams_of(device) if device is not None else ()
             waited = every if streams is None else streams
+            self.host.waited(waited)
             self.recording.sync(at, event=event, streams=waited, start_s=start_s)
 
         self.after(record)
@@ -477,15 +483,17 @@ class _Work:
             is_early = self._is_early and self._recorder.platform.device_of(tensor) is None
             (self._host_reads if is_early else self.reads).extend(spans)
 
-    def read(self, tensor: Any) -> None:
+    def read(self, tensor: Any) -> Self:
         """Add a read."""
         self.touch(tensor, is_read=True, is_written=False)
+        return self
 
-    def write(self, tensor: Any, unless: set[int] | None = None) -> None:
+    def write(self, tensor: Any, unless: set[int] | None = None) -> Self:
         """Add a write, unless the memory is touched already: then the result is a view."""
         spans, takes = self._recorder.bytes_of(tensor, self._actor)
         self.writes += [s for s in spans if unless is None or s[0] not in unless]
         self._takes += takes
+        return self
 
     def emit(
         self,

@@ -64,10 +64,14 @@ class Recording:
     Args:
         out: Where the journal goes.
         name: Of the program, for people.
+
+    Attributes:
+        failure: Why nothing is written any more, if so.
     """
 
     def __init__(self, out: BinaryIO, name: str) -> None:
         self._out = out
+        self.failure: str | None = None
         self._encoder = msgspec.json.Encoder()
         self._write({"name": name})
         self._start = perf_counter()
@@ -97,7 +101,11 @@ class Recording:
         return perf_counter() - self._start
 
     def _write(self, entry: Any) -> None:
-        self._out.write(self._encoder.encode(entry) + b"\n")
+        if self.failure is None:
+            try:
+                self._out.write(self._encoder.encode(entry) + b"\n")
+            except OSError as error:  # the program goes on
+                self.failure = error.strerror or str(error)
 
     def _emit(self, entry: Entry, chooser: RowChooser | None = None) -> None:
         """Write a record, or keep it where its actor captures."""

@@ -9,6 +9,7 @@ import io
 from random import Random
 from typing import NamedTuple
 
+from ggsched_race.blocks import Blocks
 from ggsched_race.recording import HOST, Recording, trace_of_journal
 
 LENGTH = 4
@@ -18,7 +19,11 @@ WAITS = ("wait", "event", "stream", "device")
 
 
 class Call(NamedTuple):
-    """A call: ``work``, ``host`` (an access), ``record``, ``wait``, or a wait of the host."""
+    """A call: ``work``, ``host`` (an access), ``record``, ``wait``, or a wait of the host.
+
+    ``renew`` lets a tensor go and fills a new one, which gets its block, on the default stream;
+    ``tell`` tells the allocator of a stream (``record_stream``). Both name the tensor by ``event``.
+    """
 
     kind: str
     stream: int = 0
@@ -51,8 +56,8 @@ def _span(random, memory):
 def _draw_call(random):
     stream, event = random.randrange(STREAMS), random.randrange(EVENTS)
     kind = random.choices(
-        ("launch", "upload", "download", "host", "record", "wait", "event", "stream", "device"),
-        (7, 3, 2, 3, 4, 4, 2, 1, 0.3),
+        (*("launch", "upload", "download", "host", "record", "wait"), *WAITS[1:], "renew", "tell"),
+        (7, 3, 2, 3, 4, 4, 2, 1, 0.3, 1.5, 1.5),
     )[0]
     device = _span(random, random.choice(DEVICE))
     host = (PINNED, *device[1:])
@@ -68,6 +73,8 @@ def _draw_call(random):
         case "host":
             writes = random.random() < 0.6
             return Call("host", 0, 0, () if writes else (host,), (host,) if writes else ())
+        case "renew" | "tell":
+            return Call(kind, 0 if kind == "renew" else stream, device[0])
     return Call(kind, stream, event)
 
 
@@ -76,6 +83,7 @@ def _draw_call(random):
 
 def races_in_some_order(program):
     """Whether two conflicting accesses may both be next at some point of some order."""
+    program = _with_generations(program)
     queues, needs = _queues(program)
     todo, seen = [(0, (0,) * STREAMS)], set()
     while todo:
@@ -94,7 +102,7 @@ def races_in_some_order(program):
         for s, queue in enumerate(queues):
             if done[s] < len(queue) and queue[done[s]] < at:
                 here = queue[done[s]]
-                if program[here].kind == "work":
+                if program[here].kind in ("work", "renew"):
                     following.append(program[here])
                 if program[here].kind != "wait" or all(done[o] >= n for o, n in needs[here]):
                     todo.append((at, (*done[:s], done[s] + 1, *done[s + 1 :])))
@@ -116,41 +124,89 @@ def _queues(program):
         elif call.kind == "device":
             needed = [(s, len(queue)) for s, queue in enumerate(queues)]
         needs.append(needed)
-        if call.kind in ("work", "record", "wait"):
+        if call.kind in ("work", "record", "wait", "renew"):
             queues[call.stream].append(i)
         if call.kind == "record":
             recorded[call.event] = (call.stream, len(queues[call.stream]))
     return queues, needs
 
 
+def _with_generations(program):
+    """Return calls whose spans say which tensor of its name they mean, and whom it is told of."""
+    told = {m: set() for m in range(3)}
+    generation = dict.fromkeys(told, 0)
+    found = []
+    for call in program:
+        if call.kind == "tell":
+            told[call.event].add(call.stream)  # the set of this generation, also of earlier spans
+            continue
+        if call.kind == "renew":
+            memory = call.event
+            told[memory], generation[memory] = set(), generation[memory] + 1
+            call = call._replace(writes=((memory, 0, LENGTH),))
+        spans = [
+            tuple((m, a, b, generation[m], told[m]) for m, a, b in part)
+            for part in (call.reads, call.writes)
+        ]
+        found.append(call._replace(reads=spans[0], writes=spans[1]))
+    return found
+
+
 def _conflict(a, b):
     return any(
-        m == n and start < last and first < end
+        m == n and start < last and first < end and _may_meet(a, old, b, new)
         for mine, others in ((a.writes, b.writes + b.reads), (a.reads, b.writes))
-        for m, start, end in mine
-        for n, first, last in others
+        for m, start, end, *old in mine
+        for n, first, last, *new in others
     )
+
+
+def _may_meet(a, mine, b, other):
+    """Whether the allocator lets two accesses to a block meet: not if it is told of the older."""
+    if mine[0] == other[0]:
+        return True
+    older, (_, told) = (a, mine) if mine[0] < other[0] else (b, other)
+    return older.stream not in told
 
 
 # --- the same program, recorded -------------------------------------------------------------------
 
 
-def recorded(program):
+def recorded(program):  # noqa: C901  # one case for each kind of call
     """Return the trace of a program, as the recorder of PyTorch would write it."""
     out = io.BytesIO()
     recording = Recording(out, "random")
-    memories = [recording.memory(LENGTH, "(4,) uint8", -1) for _ in range(3)]
     streams = [recording.stream((0, handle)) for handle in (0, 16, 32)]
+    blocks = Blocks(lambda block, tensor, is_shadow: recording.memory(LENGTH, "(4,) uint8", -1))
+    pinned = recording.memory(LENGTH, "(4,) uint8", -1)
+    for memory in DEVICE:
+        blocks.allocated(512 * memory, streams[0])
 
-    def bytes_of(spans):
-        return [(memories[m], start, end) for m, start, end in spans]
+    def work(actor, reads, writes):
+        takes, parts = [], []
+        for spans in (reads, writes):
+            parts.append([])
+            for memory, start, end in spans:
+                found = [pinned]
+                if memory != PINNED:
+                    block = blocks.at(512 * memory, LENGTH)
+                    shadow, taken = blocks.touch(block, actor)
+                    takes += taken
+                    found = [block.memory] if shadow is None else [block.memory, shadow]
+                parts[-1] += [(m, start, end) for m in found]
+        recording.work(actor, "op", *parts, -1, takes=takes)
 
     for call in program:
         stream = streams[call.stream]
         match call.kind:
             case "work" | "host":
-                actor = stream if call.kind == "work" else HOST
-                recording.work(actor, "op", bytes_of(call.reads), bytes_of(call.writes), 0)
+                work(stream if call.kind == "work" else HOST, call.reads, call.writes)
+            case "renew":
+                blocks.freed(512 * call.event)
+                blocks.allocated(512 * call.event, streams[0])
+                work(streams[0], (), ((call.event, 0, LENGTH),))
+            case "tell":
+                blocks.at(512 * call.event, LENGTH).recorded.add(stream)
             case "record":
                 recording.record(call.event, stream, 0)
             case "wait":
@@ -182,7 +238,7 @@ def run_in_torch(program):  # noqa: C901  # one case for each kind of call
         return (pinned if memory == PINNED else tensors[memory])[start:end]
 
     for number, call in enumerate(program):
-        stream, event = streams[call.stream], events[call.event]
+        stream, event = streams[call.stream], events[call.event % EVENTS]
         with torch.cuda.stream(stream):
             match call:
                 case Call("work", _, _, (read,), (written,)) if read == written:
@@ -197,6 +253,11 @@ def run_in_torch(program):  # noqa: C901  # one case for each kind of call
                     array[start:end] = number % 250
                 case Call("host", _, _, ((_, start, end),), ()):
                     assert array[start:end].sum() >= 0
+                case Call("renew", _, memory):
+                    tensors[memory] = None
+                    tensors[memory] = torch.zeros(LENGTH, dtype=torch.uint8, device="cuda")
+                case Call("tell", _, memory):
+                    tensors[memory].record_stream(stream)
                 case Call("record"):
                     event.record()
                 case Call("wait"):

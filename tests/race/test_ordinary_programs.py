@@ -321,6 +321,32 @@ def test_record_stream_is_noted_also_where_modes_are_off():
     assert report_of(program).is_clean
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "is_direct"),
+    [
+        (lambda p: p, lambda d: d, True),
+        (lambda p: p[2:4], lambda d: d[4:6], True),
+        (lambda p: p.t(), lambda d: d.t(), True),
+        (lambda p: p[:, :4].contiguous().pin_memory(), lambda d: d[:, :4], True),
+        (lambda p: p[:, :4], lambda d: d[:, :4], False),
+        (lambda p: p.t(), lambda d: d, False),
+        (lambda p: p[0], lambda d: d, False),
+        (lambda p: p, lambda d: d.to(torch.float64), False),
+        (lambda p: p.clone(), lambda d: d, False),
+    ],
+)
+def test_host_may_rewrite_at_once_what_the_runtime_stages(source, target, is_direct):
+    def program():
+        host = torch.zeros(8, 8).pin_memory()
+        torch.zeros(8, 8, device="cuda").copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+        read, written = source(host), target(torch.zeros(8, 8, device="cuda"))
+        written.copy_(read, non_blocking=True)
+        read.add_(1)
+
+    assert report_of(program).is_clean != is_direct
+
+
 @pytest.mark.parametrize("rows", [True, False])
 def test_rows_are_told_apart_only_where_ids_are_read(rows):
     def program():

@@ -216,13 +216,16 @@ def test_content_of_queued_sources_is_compared_and_writes_that_are_known_are_lef
     data = np.zeros(64, np.uint8)
     host = HostMemory()
     host.add(data.ctypes.data, 64, 5)
-    host.queued([(5, 0, 16), (5, 32, 48)])
+    host.queued([(5, 0, 16), (5, 32, 48)], A)
     assert host.changed() == []
     data[33] = 1
     assert host.changed() == [(5, 32, 48)]
     assert host.changed() == []
     host.written([(5, 0, 4), (9, 0, 4)])
     data[1] = 1
+    assert host.changed() == []
+    host.waited([A])
+    data[34] = 1
     assert host.changed() == []
     assert host.bytes_at(data.ctypes.data + 8, [(0, 4)]) == [(5, 8, 12)]
     host.remove(5)
@@ -355,6 +358,20 @@ def test_a_journal_that_is_cut_off_is_a_shorter_trace():
     assert check_trace(whole).is_clean
     with pytest.raises(UsageError, match="journal:1"):
         trace_of_journal(b"{nonsense\n" + journal)
+
+
+def test_a_file_that_cannot_be_written_ends_the_record_only():
+    class Full(io.BytesIO):
+        def write(self, data):
+            if self.tell() > 900:
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    recording = Recording(Full(), "full")
+    stream = recording.stream((0, 16))
+    for _ in range(50):
+        recording.work(stream, "write", (), (), -1)
+    assert recording.failure == "No space left on device"
 
 
 def test_work_of_the_host_follows_what_it_has_waited_for():
