@@ -62,10 +62,12 @@ class _Local(threading.local):
     Attributes:
         deferred: Records from inside a call, which follow the record of the call.
         is_reading: Whether the recorder itself uses PyTorch.
+        is_in_op: Whether an op is under way.
     """
 
     deferred: list[Callable[[float | None], None]] | None = None
     is_reading: bool = False
+    is_in_op: bool = False
 
 
 class Recorder:
@@ -108,7 +110,11 @@ class Recorder:
         op = op_of(func)
         self.platform.before_op()
         with self.deferring():
-            result = self.platform.run(func, args, kwargs)
+            self._local.is_in_op = True
+            try:
+                result = self.platform.run(func, args, kwargs)
+            finally:
+                self._local.is_in_op = False
             try:
                 if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
                     self._pinned[result.untyped_storage().data_ptr()] = self.recording.sites.here()
@@ -232,7 +238,7 @@ class Recorder:
         if peer is not None:
             self._order(actor, peer, at)
         if host is dst and not is_direct:  # the driver returns when it is done
-            self.recording.sync(at, streams=[actor])
+            self.recording.sync(at, streams=[actor], is_inherent=True)
             _Work(self, HOST, at).write(dst).emit(op.label)
 
     def _is_direct(self, dst: Any, src: Any, host: Any) -> bool:
@@ -445,14 +451,16 @@ class Recorder:
         device: int | None = None,
     ) -> None:
         """Record a wait of the host: for an event, for streams, or for a device."""
-        at = self.recording.sites.here()
+        at, is_inherent = self.recording.sites.here(), self._local.is_in_op
 
         def record(start_s: float | None) -> None:
             self._notice_changes(at)
             every = self.recording.streams_of(device) if device is not None else ()
             waited = every if streams is None else streams
             self.host.waited(waited)
-            self.recording.sync(at, event=event, streams=waited, start_s=start_s)
+            self.recording.sync(
+                at, event=event, streams=waited, start_s=start_s, is_inherent=is_inherent
+            )
 
         self.after(record)
 

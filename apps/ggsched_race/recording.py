@@ -91,7 +91,6 @@ class Recording:
         self._dead: set[int] = set()
         self.sites = CallSites(self._add_site)
         self.lock = threading.RLock()
-        self.records = 0
         self._add_actor("host", "host", "host", "", -1)
 
     # --- the journal ------------------------------------------------------------------------------
@@ -111,7 +110,6 @@ class Recording:
         """Write a record, or keep it where its actor captures."""
         graph = self._capturing.get(entry["actor"])
         if graph is None:
-            self.records += 1
             self._write(entry)
             return
         if chooser is not None:
@@ -187,7 +185,6 @@ class Recording:
         name = (self.name_at(at) if at >= 0 else "") or f"tensor {text}"
         if place == "graph":
             self._pooled.add(memory)
-        self.records += 1
         entry = {"type": "alloc", "actor": HOST, "memory": memory, "name": name, "nbytes": nbytes}
         flags = {"is_defined": True, "is_unsafe": False}
         self._write({**entry, **flags, "text": text, "place": place, "at": at})
@@ -282,16 +279,28 @@ class Recording:
         event: object = None,
         streams: Sequence[int] = (),
         start_s: float | None = None,
+        is_inherent: bool = False,
     ) -> None:
-        """Record that the host has waited for an event, or for all that streams have so far."""
+        """Record that the host has waited for an event, or for all that streams have so far.
+
+        Args:
+            start_s: When it began to wait; until now.
+            is_inherent: Whether the wait is a part of an op, such as ``item()``.
+        """
         entry: Entry = {"type": "sync", "actor": HOST, "at": at}
+        if is_inherent:
+            entry["is_inherent"] = True
         if start_s is not None:
             entry |= {"start_s": start_s, "end_s": self.seconds()}
         if event is not None:
             self._emit({**entry, "event": self._event(event)})
+        if len(streams) > 1 and len(streams) == len(self._actors) - 1 and not self._capturing:
+            self._emit(entry)
+            return
         for stream in streams:
             if stream not in self._capturing:
                 self._emit({**entry, "stream": stream})
+                entry = {k: v for k, v in entry.items() if not k.endswith("_s")}  # waited once
 
     def streams_of(self, device: int) -> list[int]:
         """Return the actors of a device, branches of graphs included."""

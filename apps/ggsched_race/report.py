@@ -9,6 +9,8 @@ import msgspec
 
 from ggsched.errors import UsageError
 from ggsched.sanitize import Finding, check_trace
+from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.report import Touch
 from ggsched.trace.export import read_trace
 from ggsched.trace.schema import Record, Sync, Trace
@@ -161,7 +163,7 @@ def check_program(
     notes = read_notes(data, file)
     if len(notes.records) != len(trace.entries):
         raise UsageError("the trace is one object", where=file, hint="write it as FILE.jsonl")
-    report = check_trace(trace, advice=advice)
+    report = check_trace(trace)
     words = _Words(trace, notes)
     merged: dict[object, RaceFinding] = {}
     for finding in report.findings:
@@ -175,7 +177,7 @@ def check_program(
         len(trace.entries),
         tuple(kept),
         len(merged) - len(kept),
-        tuple(words.advice(report.advice)),
+        tuple(words.advice()) if advice and report.is_clean else (),
     )
 
 
@@ -280,18 +282,20 @@ class _Words:
                 return f"the event recorded at {stack[0].to_text()}" if stack else ""
         return ""
 
-    def advice(self, found: Sequence[Finding]) -> list[Advice]:
-        """Return advice by the line that it concerns."""
+    def advice(self) -> list[Advice]:
+        """Return advice by the line that it concerns; waits that are parts of ops stay."""
+        kept = {i for i, note in enumerate(self._notes.records) if note.is_inherent}
         merged: dict[str, Advice] = {}
-        for finding in found:
+        for finding in advise(from_trace(self._trace), kept):
             entry, stack = self._trace.entries[finding.command], self._notes.stack(finding.command)
             kind = "the copy" if finding.what.endswith("copies") else f"the {_kind_of(entry)}"
             where = f" at {stack[0].to_text()}" if stack else ""
-            what = f"nobody needs {kind} on {self._trace.actors[entry.actor].name}{where}"
+            who = "" if isinstance(entry, Sync) else f" on {self._trace.actors[entry.actor].name}"
+            what = f"nobody needs {kind}{who}{where}"
             before = merged.get(what)
-            seconds = None
+            seconds = before.seconds if before else None
             if isinstance(entry, Sync) and entry.start_s is not None and entry.end_s is not None:
-                seconds = entry.end_s - entry.start_s + ((before and before.seconds) or 0.0)
+                seconds = (seconds or 0.0) + entry.end_s - entry.start_s
             merged[what] = Advice(what, before.times + 1 if before else 1, seconds)
         return list(merged.values())
 

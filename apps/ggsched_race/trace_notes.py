@@ -23,6 +23,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
         captured: Of a replay, the stack of the call that was captured.
         takes: Memories of freed blocks that may be those of the tensors of the record.
         views: Tensors that are a part of their memory.
+        is_inherent: Whether a wait is a part of an op, such as ``item()``.
         memory: Of an allocation the memory, and what is known of it.
         text: Shape and type.
         place: ``cuda``, ``pinned``, ``graph``, or ``shadow``: what other streams have done with a
@@ -38,6 +39,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     nbytes: int = 0
     text: str = ""
     place: str = ""
+    is_inherent: bool = False
 
 
 class _Actor(msgspec.Struct, frozen=True):

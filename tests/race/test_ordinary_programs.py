@@ -399,6 +399,25 @@ def test_native_classes_of_cuda_are_patched_and_put_back():
     assert recorder.unseen == {}
 
 
+def test_advice_names_waits_that_nobody_needs_but_not_those_of_ops():
+    def program():
+        side, x = torch.cuda.Stream(), torch.ones(8, device="cuda")
+        for _ in range(5):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                y = x * 2
+            torch.cuda.synchronize()
+            torch.cuda.current_stream().wait_stream(side)
+            y.record_stream(torch.cuda.current_stream())
+            assert (y + 1).sum().item() == 24
+
+    report = report_of(program, advice=True)
+    assert report.is_clean
+    waits = [advice for advice in report.advice if "wait of the host" in advice.what]
+    assert [(advice.times, advice.seconds is not None) for advice in waits] == [(5, True)]
+    assert report_of(program).advice == ()
+
+
 def test_findings_raise_unless_the_program_does():
     from ggsched.errors import RaceFound
 
