@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ggsched.topology import Topology
     from ggsched_import.onnx import from_onnx
     from ggsched_import.torch import from_torch
+    from ggsched_race.watch import watch
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ _HOME: Final = {
     "probe": "ggsched.backend.probe",
     "register_op": "ggsched.ir.user_ops",
     "unregister_op": "ggsched.ir.user_ops",
+    "watch": "ggsched_race.watch",
 }
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "probe",
     "register_op",
     "unregister_op",
+    "watch",
 ]
 
 

@@ -101,6 +101,9 @@ class _Words:
             if not arg.startswith("-") or arg == "-":
                 self._has_model = True
                 yield arg
+                if not self._ctx.command.context_settings.get("allow_interspersed_args", True):
+                    yield from self._left  # another program's
+                    return
                 continue
             name, equals, value = arg.partition("=")
             if name.startswith("--"):

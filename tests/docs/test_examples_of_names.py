@@ -24,7 +24,7 @@ PACKAGES = (
 CONVERTERS = "ggsched_import.torch.call.Call"
 """What converters of PyTorch's ops get; ``docs/how-to/run-a-pytorch-model.md`` shows how."""
 
-NEEDS = {"ggsched_import.onnx": "onnx", "ggsched_import.torch": "torch"}
+NEEDS = {"ggsched_import.onnx": "onnx", "ggsched_import.torch": "torch", "ggsched_race": "torch"}
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Examples):$", re.M)
 
 

@@ -1,0 +1,123 @@
+"""``ggsched race``: look for races of streams in a PyTorch program."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TextIO
+
+import click
+import msgspec
+
+from ggsched.cli.console import write_json
+from ggsched.cli.main import ENVIRONMENT
+from ggsched.cli.options import json_option, option
+from ggsched.errors import UsageError
+from ggsched.files.reading import read_argument
+from ggsched.printable import results, write_err, write_out
+from ggsched.trace.export import write_bytes
+
+if TYPE_CHECKING:
+    from ggsched_race.program import ProgramOptions
+
+_FINDING = 1
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as with 'python -m'.")
+@click.option("--simulate", is_flag=True, help="Simulate CUDA on the host: no GPU is needed.")
+@click.option(
+    "--no-rows",
+    is_flag=True,
+    help="Do not read ids of indexing: faster, but rows of one table are not told apart.",
+)
+@click.option("--advice", is_flag=True, help="Also name waits and events that nobody needs.")
+@option("-o --output output", "Write the trace; 'ggsched check' reads it too.", metavar="FILE")
+@option("--suppressions", "File of patterns of frames whose findings are left out.", metavar="FILE")
+@option("--sarif", "Write the findings as SARIF, for code hosts.", metavar="FILE")
+@option("--html", "Write the findings as a page, with the lines of the program.", metavar="FILE")
+@json_option
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def race(
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    simulate: bool,
+    no_rows: bool,
+    advice: bool,
+    output: str | None,
+    suppressions: str | None,
+    sarif: str | None,
+    html: str | None,
+    as_json: bool,
+) -> int:
+    """Run SCRIPT with ARGS and look for races of its CUDA streams.
+
+    SCRIPT is a PyTorch program, or a trace that -o has written (FILE.jsonl). The program runs
+    unchanged in a process of its own; its output goes where it always goes. The exit code is 1 if
+    anything is found, else that of the program. Ctrl-C ends the program and reports what was found
+    until then.
+    """
+    from ggsched_race.html_page import to_html
+    from ggsched_race.report import check_program
+    from ggsched_race.sarif import to_sarif
+    from ggsched_race.watch import read_suppressions
+
+    patterns = read_suppressions(suppressions) if suppressions is not None else ()
+    if script.endswith(".jsonl") and not is_module:
+        data, code = read_argument(script), 0
+    else:
+        from ggsched_race.program import ProgramOptions
+
+        options = ProgramOptions(is_module, not no_rows, simulate)
+        data, code = _recorded(options, [script, *args], sys.stderr if as_json else results())
+        if not data:
+            return code
+    report = check_program(data, script, advice=advice, suppressions=patterns)
+    if output is not None:
+        write_bytes(output, data)
+    if sarif is not None:
+        write_bytes(sarif, msgspec.json.encode(to_sarif(report)))
+    if html is not None:
+        write_bytes(html, to_html(report).encode())
+    if as_json:
+        write_json({"exit_code": code, **msgspec.to_builtins(report)})
+    else:
+        write_out(report.to_text())
+    return code if report.is_clean else _FINDING
+
+
+def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -> tuple[bytes, int]:
+    """Run a program that prints to a file.
+
+    Returns:
+        Its trace and its exit code, 128 and more for a signal. There is no trace of a program that
+        was not begun, which has said why.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    from ggsched_race.recording import trace_of_journal
+
+    if not options.is_module and not Path(arguments[0]).is_file():
+        hint = "name a Python file, or a module behind -m"
+        raise UsageError("no such file", where=arguments[0], hint=hint)
+    with TemporaryDirectory(prefix="ggsched-race-") as folder:
+        journal = Path(folder) / "journal"
+        command = [sys.executable, "-m", "ggsched_race.program", str(journal)]
+        command += [msgspec.json.encode(options).decode(), *arguments]
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
+        try:
+            with subprocess.Popen(command, stdout=output) as program:
+                code = program.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if not journal.exists() or not journal.stat().st_size:
+            return b"", code or ENVIRONMENT
+        data = trace_of_journal(read_argument(str(journal)))
+    if code:
+        ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
+    return data, code if code >= 0 else 128 - code

@@ -1,0 +1,220 @@
+"""Which memory is whose: blocks of a caching allocator that are given out again and again.
+
+The allocator hands a block that was freed on its stream to the next tensor of that stream at once:
+the order of one stream makes that safe, and only for it. A use on another stream is safe if the
+allocator knows of it (``record_stream``) or if the first use of the next tensor comes after it.
+So whoever first touches a tensor also takes the freed blocks that its bytes may be:
+
+* where addresses are the same, all that was done with the freed block;
+* where the allocator could have given the block, because it is of the same stream and pool and
+  large enough, what other streams did with it. What it gives in one run is luck.
+
+Each memory object has bytes of its own in the trace. What a stream other than the allocating one
+does is recorded a second time, on a shadow of the object, so that uses which ``record_stream``
+covers can be left out.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from ggsched_race.recording import Bytes
+
+SMALL_NBYTES: Final = 1 << 20
+"""Up to here the caching allocator of PyTorch serves from the pool of small blocks."""
+_LOOSE: Final = 256
+
+
+class Block:
+    """Memory from when it is given to a tensor until the tensor lets it go.
+
+    Attributes:
+        address: First byte, as the allocator has it.
+        stream: The actor that it was allocated for; None where that was not seen.
+        pool: What it was allocated from: blocks of different pools never meet.
+        site: Where it was allocated.
+        memory: Number in the trace.
+        recorded: Streams of which the allocator was told.
+        shadows: The shadow for each other stream that has used it.
+        serial: Counts allocations and frees: that of its allocation, then that of its free.
+        is_fresh: Whether nobody has touched it.
+    """
+
+    __slots__ = (
+        "address", "is_fresh", "memory", "nbytes", "pool", "recorded", "serial", "shadows",
+        "site", "stream", "uses",
+    )  # fmt: skip
+
+    def __init__(
+        self, address: int, stream: int | None, pool: object, site: int, serial: int
+    ) -> None:
+        self.address, self.nbytes, self.stream, self.pool = address, 0, stream, pool
+        self.site, self.serial = site, serial
+        self.memory = -1
+        self.recorded: set[int] = set()
+        self.uses: set[int] = set()
+        self.shadows: dict[int, int] = {}
+        self.is_fresh = True
+
+    def hazards(self) -> list[int]:
+        """Return the shadows of streams that the allocator does not know of."""
+        return [shadow for s, shadow in self.shadows.items() if s not in self.recorded]
+
+
+class _Rest(NamedTuple):
+    """A part of a freed block that has not been given out again."""
+
+    start: int
+    end: int
+    serial: int
+    block: Block
+
+
+class Blocks:
+    """Blocks in use, and freed ones of which uses may still be under way.
+
+    Args:
+        add_memory: Called with a block, the tensor that shows it, and whether it is for a shadow;
+            returns the number of a new memory object.
+    """
+
+    def __init__(self, add_memory: Callable[[Block, Any, bool], int]) -> None:
+        self._add_memory = add_memory
+        self._live: dict[int, Block] = {}
+        self._rests: list[_Rest] = []
+        self._loose: list[Block] = []
+        self._serial = 0
+
+    def allocated(
+        self, address: int, stream: int | None, pool: object = None, site: int = -1
+    ) -> Block:
+        """Note that an address was given out; its length is known at the first access."""
+        self._serial += 1
+        block = self._live[address] = Block(address, stream, pool, site, self._serial)
+        return block
+
+    def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
+        """Return the block of a tensor's storage; one whose allocation was not seen is new."""
+        block = self._live.get(address)
+        if block is None:
+            block = self.allocated(address, None)
+        if nbytes > block.nbytes:
+            block.nbytes = nbytes
+        if block.memory < 0:
+            block.memory = self._add_memory(block, tensor, False)
+        return block
+
+    def freed(self, address: int) -> Block | None:
+        """Note that the program has let go of an address."""
+        block = self._live.pop(address, None)
+        if block is None or block.memory < 0:
+            return None
+        if block.uses:
+            self._serial += 1
+            block.serial = self._serial
+            insort(self._rests, _Rest(address, address + block.nbytes, self._serial, block))
+            if block.hazards() and block.stream is not None:
+                self._loose = [*self._loose[-_LOOSE:], block]
+        return block
+
+    def touch(
+        self, block: Block, stream: int, tensor: Any = None
+    ) -> tuple[int | None, list[Bytes]]:
+        """Note an access; return the shadow to record it on too, and what the tensor takes.
+
+        What it takes is not empty for the first access only.
+        """
+        takes = list(self._taken(block, stream)) if block.is_fresh else []
+        block.is_fresh = False
+        block.uses.add(stream)
+        if block.stream is None or stream == block.stream:
+            return None, takes
+        if stream not in block.shadows:
+            block.shadows[stream] = self._add_memory(block, tensor, True)
+        return block.shadows[stream], takes
+
+    def _taken(self, block: Block, stream: int) -> Iterator[Bytes]:
+        start, end = block.address, block.address + block.nbytes
+        k = bisect_left(self._rests, (start,))
+        while k and self._rests[k - 1].end > start:
+            k -= 1
+        same: set[int] = set()
+        while k < len(self._rests) and self._rests[k].start < end:
+            rest = self._rests.pop(k)
+            old = rest.block
+            parts = [(rest.start, min(rest.end, start)), (max(rest.start, end), rest.end)]
+            kept = [rest._replace(start=a, end=b) for a, b in parts if a < b]
+            self._rests[k:k] = kept
+            k += len(kept)
+            same.add(id(old))
+            first = max(rest.start, start) - old.address
+            last = min(rest.end, end) - old.address
+            yield from ((m, first, last) for m in self._conflicts(old, stream))
+        yield from self._possibly_taken(block, same)
+
+    def _conflicts(self, old: Block, stream: int) -> Sequence[int]:
+        """Return the memories whose accesses a new tensor at the same address has to follow."""
+        if old.recorded:
+            return old.hazards()
+        return () if old.uses == {stream} else (old.memory,)
+
+    def _possibly_taken(self, block: Block, same: set[int]) -> Iterator[Bytes]:
+        """Yield bytes of blocks elsewhere that the allocator could have given."""
+        for old in list(self._loose):
+            is_loose = id(old) not in same
+            fits = block.nbytes <= old.nbytes and (old.stream, old.pool) == (
+                block.stream,
+                block.pool,
+            )
+            is_same_size = (block.nbytes <= SMALL_NBYTES) == (old.nbytes <= SMALL_NBYTES)
+            was_free = old.serial < block.serial
+            if is_loose and not (fits and is_same_size and was_free):
+                continue
+            self._loose.remove(old)
+            if is_loose:
+                yield from ((shadow, 0, block.nbytes) for shadow in old.hazards())
+
+
+class CachingAllocator:
+    """Addresses as PyTorch's allocator for CUDA would give them, in the same process and order.
+
+    Blocks are of one stream and of the pool of small or of large blocks, multiples of 512 bytes,
+    cut from segments of 2 or 20 MiB; the smallest one that fits is given, and neighbours are joined
+    when they are free. A block of which another stream was recorded is free at once as well: here
+    all work is done when it is called.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[object, list[tuple[int, int]]] = {}
+        self._used: dict[int, tuple[int, object]] = {}
+        self._next = 1 << 40
+
+    def allocate(self, nbytes: int, stream: int, pool: object = None) -> int:
+        """Return the address of a block."""
+        size = max(512, -(-nbytes // 512) * 512)
+        is_small = size <= SMALL_NBYTES
+        key = (stream, pool, is_small)
+        free = self._free.setdefault(key, [])
+        fitting = [(length, address) for address, length in free if length >= size]
+        if not fitting:
+            segment = (2 << 20) if is_small else max(20 << 20, -(-size // (2 << 20)) * (2 << 20))
+            fitting = [(segment, self._next)]
+            free.append((self._next, segment))
+            self._next += segment + (2 << 20)
+        length, address = min(fitting)
+        free.remove((address, length))
+        is_cut = length - size >= (512 if is_small else SMALL_NBYTES + 1)
+        if is_cut:
+            free.append((address + size, length - size))
+        self._used[address] = (size if is_cut else length, key)
+        return address
+
+    def free(self, address: int) -> None:
+        """Return a block to its pool."""
+        size, key = self._used.pop(address)
+        free = self._free[key]
+        for other, length in list(free):
+            if other + length == address or other == address + size:
+                free.remove((other, length))
+                address, size = min(address, other), size + length
+        free.append((address, size))

@@ -1,0 +1,93 @@
+"""Where in the program a call stands: stacks of Python frames, each distinct one once."""
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from linecache import getline
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
+
+_DEPTH: Final = 2 * 48
+_OWN: Final = os.path.dirname(__file__)
+_LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")})
+_TARGET: Final = re.compile(r"\s*([A-Za-z_][\w.\[\]\"']*)\s*(?::[^=]+)?=(?!=)")
+
+
+class Frame(NamedTuple):
+    """A line that was being executed; a file below the current folder by its path from there."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the file is of an installed library, or of none."""
+        return self.file.startswith((*_LIBRARIES, "<", _OWN)) or "site-packages" in self.file
+
+    def to_text(self) -> str:
+        """Return e.g. ``train.py:12 in step``."""
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+Stack = tuple[Frame, ...]
+"""The innermost call first."""
+
+
+class CallSites:
+    """Numbers for stacks.
+
+    Args:
+        added: Called with the number and the stack when a stack is new.
+
+    Attributes:
+        outside: The stack of calls that Python does not see: threads of the engine that runs
+            backward passes have none.
+    """
+
+    def __init__(self, added: Callable[[int, Stack], None]) -> None:
+        self._added = added
+        self.outside: int | None = None
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._stacks: dict[Stack, int] = {}
+
+    def here(self) -> int:
+        """Return the number of the calling stack, without the frames of this package."""
+        key: list[object] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and len(key) < _DEPTH:
+            if not frame.f_code.co_filename.startswith(_OWN):
+                key += (frame.f_code, frame.f_lasti)
+            frame = frame.f_back
+        if not key and self.outside is not None:
+            return self.outside
+        known = self._numbers.get(tuple(key))
+        if known is None:
+            stack = _stack(key)
+            known = self._numbers[tuple(key)] = self._stacks.get(stack, len(self._stacks))
+            if stack not in self._stacks:
+                self._stacks[stack] = known
+                self._added(known, stack)
+        return known
+
+
+def _stack(key: Sequence[object]) -> Stack:
+    """Return the program's frames; those of libraries if there are no others."""
+    here, frames = os.getcwd() + os.sep, []
+    for code, last in zip(key[::2], key[1::2], strict=True):
+        assert isinstance(code, CodeType)
+        assert isinstance(last, int)
+        line = next((n for a, b, n in code.co_lines() if a <= last < b and n), code.co_firstlineno)
+        frames.append(Frame(code.co_filename, line, code.co_qualname))
+    own = [frame for frame in frames if not frame.is_library] or frames
+    return tuple(frame._replace(file=frame.file.removeprefix(here)) for frame in own)
+
+
+def assigned_name(stack: Stack) -> str:
+    """Return the name that the program's innermost line assigns to, or ""."""
+    if not stack or stack[0].is_library:
+        return ""
+    found = _TARGET.match(getline(stack[0].file, stack[0].line))
+    return found[1] if found else ""

@@ -1,0 +1,258 @@
+"""Host memory that a device accesses: pinned tensors, by address.
+
+Only memory that some copy has used from a device is followed. The host's own accesses are seen
+where they go through PyTorch or through arrays of ``numpy()`` (``TracedArray``). A write by other
+code, e.g. through an array that existed before the recording, shows by a checksum: the source of a
+queued copy has other content than when the copy was queued.
+"""
+
+import ctypes
+from bisect import bisect_right, insort
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from ggsched_race.byte_runs import Run, strided_runs
+from ggsched_race.recording import Bytes
+
+MAX_CHECKED_NBYTES: Final = 16 << 20
+"""Of so many bytes that queued copies read the content is compared; of the latest copies."""
+
+
+class _Range(NamedTuple):
+    start: int
+    end: int
+    memory: int
+
+
+class _Source(NamedTuple):
+    """What a copy that is queued on a stream reads."""
+
+    address: int
+    nbytes: int
+    checksum: int
+    memory: int
+    stream: int
+
+
+class HostMemory:
+    """Pinned memory that a device has accessed, and the sources of copies from it."""
+
+    def __init__(self) -> None:
+        self._ranges: list[_Range] = []
+        self._sources: list[_Source] = []
+
+    def add(self, start: int, nbytes: int, memory: int) -> None:
+        """Follow memory from now on."""
+        insort(self._ranges, _Range(start, start + nbytes, memory))
+
+    def remove(self, memory: int) -> None:
+        """Stop following memory that ends."""
+        self._ranges = [r for r in self._ranges if r.memory != memory]
+        self._sources = [s for s in self._sources if s.memory != memory]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is followed."""
+        return not self._ranges
+
+    def find(self, address: int) -> tuple[int, int] | None:
+        """Return the memory at an address, and where in it that is; None if it is not followed."""
+        k = bisect_right(self._ranges, (address, 1 << 63)) - 1
+        if k < 0 or self._ranges[k].end <= address:
+            return None
+        return self._ranges[k].memory, address - self._ranges[k].start
+
+    def bytes_at(self, address: int, runs: Iterable[Run]) -> list[Bytes]:
+        """Return what runs from an address on are in memory that is followed."""
+        found = self.find(address)
+        return [] if found is None else [(found[0], found[1] + a, found[1] + b) for a, b in runs]
+
+    # --- writes that nobody has announced ---------------------------------------------------------
+
+    def queued(self, reads: Iterable[Bytes], stream: int) -> None:
+        """Note what a copy that is queued on a stream will read."""
+        begins = {r.memory: r.start for r in self._ranges}
+        for memory, start, end in reads:
+            address, nbytes = begins[memory] + start, end - start
+            kept = [s for s in self._sources if (s.address, s.nbytes) != (address, nbytes)]
+            while kept and sum(s.nbytes for s in kept) + nbytes > MAX_CHECKED_NBYTES:
+                kept.pop(0)
+            if nbytes <= MAX_CHECKED_NBYTES:
+                kept.append(_Source(address, nbytes, _checksum(address, nbytes), memory, stream))
+            self._sources = kept
+
+    def written(self, writes: Iterable[Bytes]) -> None:
+        """Note a write that is recorded: checksums of what it changes mean nothing any more."""
+        begins = {r.memory: r.start for r in self._ranges}
+        for memory, start, end in writes:
+            if memory not in begins:
+                continue
+            first, last = begins[memory] + start, begins[memory] + end
+            self._sources = [
+                s for s in self._sources if s.address >= last or first >= s.address + s.nbytes
+            ]
+
+    def changed(self) -> list[Bytes]:
+        """Return sources whose content has changed since they were looked at."""
+        begins = {r.memory: r.start for r in self._ranges}
+        found = []
+        for k, s in enumerate(self._sources):
+            checksum = _checksum(s.address, s.nbytes)
+            if checksum != s.checksum:
+                self._sources[k] = s._replace(checksum=checksum)
+                start = s.address - begins[s.memory]
+                found.append((s.memory, start, start + s.nbytes))
+        return found
+
+    def waited(self, streams: Collection[int]) -> None:
+        """Forget sources of streams whose copies are done."""
+        self._sources = [s for s in self._sources if s.stream not in streams]
+
+
+def _checksum(address: int, nbytes: int) -> int:
+    return crc32((ctypes.c_char * nbytes).from_address(address))
+
+
+# --- arrays of numpy on pinned memory -------------------------------------------------------------
+
+Accessed = Callable[[str, list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]], None]
+"""Called with the name of a function and the arrays that it reads and writes."""
+
+
+def array_runs(array: np.ndarray[Any, Any]) -> tuple[int, list[Run]]:
+    """Return the address of an array's first byte in memory, and its bytes from there on."""
+    low, _ = np.lib.array_utils.byte_bounds(array)
+    size = max(array.itemsize, 1)
+    strides = [abs(s) // size for s in array.strides]
+    return low, strided_runs(array.shape, strides, 0, size).runs
+
+
+class TracedArray(np.ndarray[Any, Any]):
+    """An array on pinned memory whose accesses are reported; so are those of its views.
+
+    Attributes:
+        accessed: Called before each access; None for an array with memory of its own.
+    """
+
+    accessed: Accessed | None = None
+
+    def __array_finalize__(self, obj: Any) -> None:
+        # Views keep the base; whatever has memory of its own is not reported.
+        self.accessed = getattr(obj, "accessed", None) if self.base is not None else None
+
+    def _report(self, name: str, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> None:
+        if self.accessed is not None:
+            self.accessed(name, list(_traced(reads)), list(_traced(writes)))
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if getattr(found, "accessed", None) is None:  # no view
+            self._report("numpy getitem", [self._part(key)])
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._report("numpy setitem", [value], [self._part(key)])
+        super().__setitem__(key, value)
+
+    def _part(self, key: Any) -> Any:
+        """Return what a key of ids selects as a view where it can be one, else the whole."""
+        keys = key if isinstance(key, tuple) else (key,)
+        slices = tuple(
+            slice(k, k + 1 or None) if isinstance(k, int | np.integer) else k for k in keys
+        )
+        if all(isinstance(k, slice) or k is Ellipsis for k in slices):
+            return np.ndarray.__getitem__(self, slices)
+        return self
+
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kw: Any
+    ) -> Any:
+        writes = [*out] if method != "at" else [inputs[0]]
+        self._report(f"numpy {ufunc.__name__}", inputs, writes)
+        plain = [_plain(x) for x in inputs]
+        more = {"out": tuple(_plain(x) for x in out)} if out else {}
+        result = getattr(ufunc, method)(*plain, **more, **kw)
+        return out[0] if len(out) == 1 else result
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        del types
+        writes = [args[0]] if func in (np.copyto, np.put, np.place, np.putmask) else []
+        writes += [kwargs["out"]] if kwargs.get("out") is not None else []
+        found = [*_nested(args), *_nested(list(kwargs.values()))]
+        reads = [x for x in found if all(x is not w for w in writes)]
+        self._report(f"numpy {func.__name__}", reads, writes)
+        plain = _unwrapped(args), {k: _unwrapped(v) for k, v in kwargs.items()}
+        return func(*plain[0], **plain[1])
+
+    def __reduce__(self) -> Any:
+        return self._whole("pickle").__reduce__()
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return repr(self._whole("repr"))
+
+    def __float__(self) -> float:
+        return float(self._whole("float"))
+
+    def __int__(self) -> int:
+        return int(self._whole("int"))
+
+    def __bool__(self) -> bool:
+        return bool(self._whole("bool"))
+
+    def fill(self, value: Any) -> None:
+        """Set all elements."""
+        self._report("numpy fill", (), [self])
+        super().fill(value)
+
+    def copy(self, order: Any = "C") -> Any:
+        """Return a plain array of the same elements."""
+        return self._whole("copy").copy(order)
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain array of another type."""
+        return self._whole("astype").astype(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        """Return the elements in lists."""
+        return self._whole("tolist").tolist()
+
+    def item(self, *args: Any) -> Any:
+        """Return an element."""
+        return self._whole("item").item(*args)
+
+    def tobytes(self, order: Any = "C") -> bytes:
+        """Return the elements' bytes."""
+        return self._whole("tobytes").tobytes(order)
+
+    def _whole(self, name: str) -> np.ndarray[Any, Any]:
+        """Report a read of all; return the same as a plain array."""
+        self._report(f"numpy {name}", [self])
+        return self.view(np.ndarray)
+
+
+def _traced(values: Iterable[Any]) -> Iterator[TracedArray]:
+    return (v for v in values if isinstance(v, TracedArray) and v.accessed is not None)
+
+
+def _nested(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _nested(value)
+        else:
+            yield value
+
+
+def _plain(value: Any) -> Any:
+    return value.view(np.ndarray) if isinstance(value, TracedArray) else value
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_unwrapped(v) for v in value)
+    return _plain(value)

@@ -1,0 +1,219 @@
+"""What an op of PyTorch's dispatcher touches, by its schema and its name."""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from ggsched_race.byte_runs import MAX_RUNS, Runs, chosen_runs, indexed_starts
+
+Kind = Literal["none", "plain", "copy", "to_copy", "record_stream"]
+
+_UNTOUCHED: Final = frozenset(
+    {
+        *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"),
+        *("new_empty_strided", "resize_", "resize_as_", "set_", "is_pinned", "_pin_memory"),
+        *("is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset"),
+    }
+)
+"""Ops that read and write no elements, apart from views."""
+_OVERWRITES: Final = frozenset(
+    {
+        *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"),
+        *("exponential_", "geometric_", "log_normal_", "cauchy_", "_foreach_copy_"),
+        "_foreach_zero_",
+    }
+)
+"""Ops in place that read nothing of what they write."""
+
+
+class Chosen(NamedTuple):
+    """Which rows of a table ids choose.
+
+    Attributes:
+        table: Position of the table among the arguments.
+        ids: Returns for each dimension that ids choose (dimension, array), by the arguments.
+        is_gather: Whether ids choose elements along one dimension, as ``gather`` does.
+        tensors: Returns the tensors of ids, by the arguments.
+    """
+
+    table: int
+    ids: Callable[[Sequence[Any], Callable[[Any], Any]], list[tuple[int, Any]]]
+    tensors: Callable[[Sequence[Any]], list[Any]]
+    is_gather: bool = False
+
+
+def _several(args: Sequence[Any], read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
+    found, dim = [], 0
+    for ids in args[1]:
+        if ids is None:
+            dim += 1
+        elif ids.dtype in (torch.bool, torch.uint8):
+            for part in np.nonzero(read(ids)):
+                found.append((dim, part))
+                dim += 1
+        else:
+            found.append((dim, read(ids)))
+            dim += 1
+    return found
+
+
+def _one(args: Sequence[Any], read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
+    return [(args[1] % max(args[0].dim(), 1), read(args[2]))]
+
+
+_SEVERAL: Final = Chosen(0, _several, lambda args: [i for i in args[1] if i is not None])
+_ONE: Final = Chosen(0, _one, lambda args: [args[2]])
+_CHOSEN: Final = {
+    **dict.fromkeys(("index", "index_put_", "_index_put_impl_"), _SEVERAL),
+    **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_"), _ONE),
+    **dict.fromkeys(
+        ("gather", "scatter_", "scatter_add_", "scatter_reduce_"), _ONE._replace(is_gather=True)
+    ),
+    "embedding": Chosen(0, lambda args, read: [(0, read(args[1]))], lambda args: [args[1]]),
+}
+
+
+class Table(NamedTuple):
+    """The view of which rows are chosen."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    itemsize: int
+
+    def rows(self, chosen: Sequence[tuple[int, Any]], is_gather: bool) -> Runs:
+        """Return the bytes of the rows, or of the elements, that ids choose."""
+        ids = {
+            d: np.where(i < 0, i + self.sizes[d], i)
+            for d, i in ((d, np.asarray(i)) for d, i in chosen)
+        }
+        if any(i.size and (i.min() < 0 or i.max() >= self.sizes[d]) for d, i in ids.items()):
+            return Runs([])  # the op itself fails
+        parts = [(i, self.strides[d]) for d, i in ids.items()]
+        if not is_gather:
+            others = [d for d in range(len(self.sizes)) if d not in ids]
+            sizes = [self.sizes[d] for d in others]
+            strides = [self.strides[d] for d in others]
+            return chosen_runs(indexed_starts(self.offset, parts), sizes, strides, self.itemsize)
+        ((dim, array),) = ids.items()
+        if array.size > MAX_RUNS:
+            return chosen_runs(np.asarray([self.offset]), self.sizes, self.strides, self.itemsize)
+        for d, n in enumerate(array.shape):
+            if d != dim:
+                shape = [n if d == e else 1 for e in range(array.ndim)]
+                parts.append((np.arange(n).reshape(shape), self.strides[d]))
+        return chosen_runs(indexed_starts(self.offset, parts), (), (), self.itemsize)
+
+
+def table_of(tensor: Any) -> Table:
+    """Return the view that a tensor is."""
+    size = tensor.element_size()
+    return Table(tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), size)
+
+
+class Op(NamedTuple):
+    """Facts about an overload.
+
+    Attributes:
+        label: For people.
+        kind: How it is recorded.
+        writes: Whether each argument is written, by position.
+        names: The arguments' names, by position.
+        overwrites: Whether it reads nothing of what it writes.
+        chosen: Which rows ids choose.
+    """
+
+    label: str
+    kind: Kind
+    writes: tuple[bool, ...]
+    names: tuple[str, ...]
+    overwrites: bool
+    chosen: Chosen | None
+
+    def arguments(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[int, Any, bool]]:
+        """Yield (position, tensor, whether it is written) of all tensors."""
+        for i, value in enumerate(args):
+            yield from ((i, t, self.writes[i]) for t in tensors_in(value))
+        for name, value in kwargs.items():
+            if name in self.names:
+                i = self.names.index(name)
+                yield from ((i, t, self.writes[i]) for t in tensors_in(value))
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Yield the tensors of an argument or a result, also of lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+@cache
+def op_of(func: Any) -> Op:
+    """Return the facts about an overload of an op."""
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
+    is_view = bool(aliases) and not any(a.is_write for a in aliases) and not schema.is_mutable
+    kind: Kind = "plain"
+    if is_view or name in _UNTOUCHED or torch.Tag.inplace_view in func.tags:
+        kind = "none"
+    elif name in ("copy_", "_foreach_copy_"):
+        kind = "copy"
+    elif name in ("_to_copy", "record_stream"):
+        kind = "to_copy" if name == "_to_copy" else "record_stream"
+    flags = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
+    is_out = any(a.is_out for a in schema.arguments)
+    return Op(
+        str(func).removesuffix(".default"),
+        kind,
+        tuple(flags),
+        tuple(a.name for a in schema.arguments),
+        is_out or name in _OVERWRITES,
+        _CHOSEN.get(name) if schema.name.startswith("aten::") else None,
+    )
+
+
+class StoredView:
+    """A view of memory that it does not keep alive."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._storage = weakref.ref(tensor.untyped_storage())
+        self._table, self.dtype = table_of(tensor), tensor.dtype
+
+    def tensor(self) -> Any:
+        """Return the view.
+
+        Raises:
+            LookupError: the memory has ended.
+        """
+        storage = self._storage()
+        if storage is None:
+            raise LookupError("the memory has ended")
+        view = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return view.set_(storage, self._table.offset, self._table.sizes, self._table.strides)
+
+
+def stored(value: Any) -> Any:
+    """Return an argument with stored views in the place of tensors."""
+    if isinstance(value, list | tuple):
+        return [stored(v) for v in value]
+    return StoredView(value) if isinstance(value, torch.Tensor) else value
+
+
+def restored(value: Any) -> Any:
+    """Return an argument with its tensors.
+
+    Raises:
+        LookupError: memory of one has ended.
+    """
+    if isinstance(value, list | tuple):
+        return [restored(v) for v in value]
+    return value.tensor() if isinstance(value, StoredView) else value

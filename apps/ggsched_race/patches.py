@@ -1,0 +1,35 @@
+"""Attributes of modules and classes that are replaced for a while."""
+
+from types import TracebackType
+from typing import Any, Self
+
+
+class Patches:
+    """Replaces attributes; leaving the context puts back what was there, last first."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, bool, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> Any:
+        """Replace an attribute; return what it was, inherited or not."""
+        is_own = name in vars(owner)
+        self._undo.append((owner, name, is_own, vars(owner).get(name)))
+        before = getattr(owner, name, None)
+        setattr(owner, name, value)
+        return before
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        while self._undo:
+            owner, name, is_own, value = self._undo.pop()
+            if is_own:
+                setattr(owner, name, value)
+            else:
+                delattr(owner, name)

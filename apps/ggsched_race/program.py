@@ -1,0 +1,108 @@
+"""The recorded process: ``python -m ggsched_race.program JOURNAL OPTIONS SCRIPT [ARGS]``.
+
+``ggsched race`` runs it. The journal is written record by record, so that whatever ends the process
+leaves what was recorded until then. Nothing of the program is changed: its arguments, its folder
+and its exit code are as if Python had been called.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, NoReturn
+
+import msgspec
+
+from ggsched.errors import GgschedError
+from ggsched.printable import write_err
+from ggsched_race.watch import recorder_into
+
+INTERRUPTED: Final = 130
+_OWN: Final = (os.path.dirname(__file__), os.path.dirname(runpy.__file__) + os.sep + "runpy.py")
+
+
+class ProgramOptions(msgspec.Struct, frozen=True):
+    """How a program is recorded.
+
+    Attributes:
+        is_module: Whether the first argument is a module, as with ``python -m``.
+        rows: Whether ids are read.
+        simulate: Whether CUDA is simulated.
+    """
+
+    is_module: bool = False
+    rows: bool = True
+    simulate: bool = False
+
+
+def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str]) -> int:
+    """Run and record a program; return its exit code."""
+    target = arguments[0]
+    sys.argv = list(arguments)
+    sys.path.insert(
+        0, os.getcwd() if options.is_module else os.path.dirname(os.path.abspath(target))
+    )
+    with open(journal, "wb", buffering=0) as out:
+        try:
+            with recorder_into(out, target, rows=options.rows, simulate=options.simulate) as rec:
+                try:
+                    _run(target, options.is_module)
+                finally:
+                    for op, why in rec.unseen.items():
+                        write_err(f"ggsched race: {op} is not recorded: {why}\n")
+                    if rec.recording.failure is not None:
+                        why = rec.recording.failure
+                        write_err(f"ggsched race: the record is cut off: {why}\n")
+        except SystemExit as ended:
+            return _code(ended.code)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except GgschedError as error:
+            write_err(f"ggsched race: {error.one_line()}\n")
+            return error.exit_code
+        except BaseException as error:  # of any program; it ends as it would without a recorder
+            tb = _without_own(error.__traceback__)
+            traceback.print_exception(type(error), error, tb)
+            return 1
+    return 0
+
+
+def _run(target: str, is_module: bool) -> None:
+    if is_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(target, run_name="__main__")
+
+
+def _code(code: object) -> int:
+    """Return the exit code of ``SystemExit`` as Python does."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    write_err(f"{code}\n")
+    return 1
+
+
+def _without_own(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_next is not None:
+        if not tb.tb_frame.f_code.co_filename.startswith((*_OWN, "<frozen runpy>", "<")):
+            break
+        tb = tb.tb_next
+    return tb
+
+
+def main() -> NoReturn:
+    """Run the program that the command line names."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the caller ignores Ctrl-C
+    journal, options, *arguments = sys.argv[1:]
+    code = run_program(journal, msgspec.json.decode(options, type=ProgramOptions), arguments)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

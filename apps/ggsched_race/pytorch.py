@@ -1,0 +1,575 @@
+"""The recorder of a PyTorch program: what each op touches, on which stream.
+
+A dispatch mode sees every op below autograd, also in the threads of backward passes. Hooks (see
+``pytorch_hooks``) report events, waits and allocations; those that come from inside an op, such as
+the wait of a blocking copy, are recorded after the op.
+"""
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final, Protocol, Self
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ggsched_race.blocks import Block, Blocks
+from ggsched_race.byte_runs import Run, Runs, strided_runs
+from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
+from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
+from ggsched_race.recording import HOST, Bytes, Recording, RowChooser
+
+_runs: Final = lru_cache(1 << 14)(strided_runs)
+
+
+class Platform(Protocol):
+    """CUDA, or what stands for it."""
+
+    def device_of(self, tensor: Any) -> int | None:
+        """Return the device of a tensor; None for the host."""
+
+    def address(self, storage: Any) -> int:
+        """Return the address of device memory."""
+
+    def is_pinned(self, tensor: Any) -> bool:
+        """Whether a device can access a tensor of the host."""
+
+    def stream(self, device: int | None) -> tuple[int, int]:
+        """Return the key of the calling thread's stream; None is for its device."""
+
+    def key_of(self, stream: Any) -> tuple[int, int]:
+        """Return the key of a stream object."""
+
+    def is_blocking(self, stream: Any) -> bool:
+        """Whether a stream follows the legacy default stream, as none of PyTorch's own does."""
+
+    def before_op(self) -> None:
+        """Let the stream wait as the engine of a backward pass does."""
+
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an op."""
+
+    def wait_for_all(self) -> None:
+        """Let the host wait for the devices, so that ids can be read."""
+
+
+class _Local(threading.local):
+    """State of a thread.
+
+    Attributes:
+        deferred: Records from inside a call, which follow the record of the call.
+        is_reading: Whether the recorder itself uses PyTorch.
+        is_in_op: Whether an op is under way.
+    """
+
+    deferred: list[Callable[[float | None], None]] | None = None
+    is_reading: bool = False
+    is_in_op: bool = False
+
+
+class Recorder:
+    """Records ops.
+
+    Args:
+        recording: Where records go.
+        platform: CUDA, or what stands for it.
+        rows: Whether to read ids, so that the rows that they choose are known.
+    """
+
+    def __init__(self, recording: Recording, platform: Platform, rows: bool = True) -> None:
+        self.recording = recording
+        self.platform = platform
+        self._is_on, self._process = True, os.getpid()
+        self.unseen: dict[str, str] = {}
+        self._rows = rows
+        self._blocks = Blocks(self._add_block)
+        self.host = HostMemory()
+        self._local = _Local()
+        self._pinned: dict[int, int] = {}
+        self._views: list[Any] = []
+        self._freed: deque[int] = deque()
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether calls are recorded; those of a forked process are not."""
+        return self._is_on and os.getpid() == self._process
+
+    def stop(self) -> None:
+        """Record nothing more."""
+        self._is_on = False
+
+    # --- ops --------------------------------------------------------------------------------------
+
+    def op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an op and record it."""
+        if not self.is_enabled or self._local.is_reading:
+            return self.platform.run(func, args, kwargs)
+        op = op_of(func)
+        self.platform.before_op()
+        with self.deferring():
+            self._local.is_in_op = True
+            try:
+                result = self.platform.run(func, args, kwargs)
+            finally:
+                self._local.is_in_op = False
+            try:
+                if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
+                    self._pinned[result.untyped_storage().data_ptr()] = self.recording.sites.here()
+                if op.kind != "none":
+                    with self.recording.lock:
+                        self.take_back()
+                        self._record(op, args, kwargs, result)
+            except Exception as error:  # the program goes on, whatever its tensors are
+                why = str(error).partition("\n")[0]
+                self.unseen.setdefault(op.label, f"{type(error).__name__}: {why}")
+            return result
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Let records that are made inside follow what is recorded inside, with the time taken."""
+        local = self._local
+        if local.deferred is not None:
+            yield
+            return
+        local.deferred = []
+        start_s = self.recording.seconds()
+        try:
+            yield
+        finally:
+            deferred, local.deferred = local.deferred, None
+            with self.recording.lock:
+                for record in deferred:
+                    record(start_s)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Use PyTorch without a record of it."""
+        local, before = self._local, self._local.is_reading
+        local.is_reading = True
+        try:
+            yield
+        finally:
+            local.is_reading = before
+
+    def after(self, record: Callable[[float | None], None]) -> None:
+        """Make a record now, or after the call that is under way; nothing while reading."""
+        local = self._local
+        if not self.is_enabled or local.is_reading:
+            return
+        if local.deferred is not None:
+            local.deferred.append(record)
+        else:
+            with self.recording.lock:
+                record(None)
+
+    def stream(self, device: int | None = None) -> int:
+        """Return the actor of the calling thread's stream, on its device if none is given."""
+        return self.recording.stream(self.platform.stream(device))
+
+    def _record(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        if op.kind == "record_stream":
+            self.record_stream(args[0], args[1])
+            return
+        at = self.recording.sites.here() if op.kind != "plain" else -1
+        if op.kind == "copy":
+            for dst, src in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
+                self._copy(op, dst, src, at)
+        elif op.kind == "to_copy":
+            self._copy(op, result, args[0], at)
+        else:
+            self._plain(op, args, kwargs, result)
+
+    def _plain(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Record an op that is no copy: it runs on the device of its tensors, or on the host."""
+        found = list(op.arguments(args, kwargs))
+        inputs = {id(t) for _, t, _ in found}
+        outputs = [t for t in tensors_in(result) if id(t) not in inputs]
+        if not found and not outputs:
+            return
+        tensors = [t for _, t, _ in found] + outputs
+        device = next((d for t in tensors if (d := self.platform.device_of(t)) is not None), None)
+        if device is None and self.host.is_empty:
+            return
+        actor = HOST if device is None else self.stream(device)
+        chosen, chooser = self._chosen(op, args, actor)
+        at = self.recording.sites.here()
+        work = _Work(self, actor, at, reads_host=not op.label.startswith("aten."))
+        for i, tensor, is_written in found:
+            runs = chosen if op.chosen is not None and i == op.chosen.table else None
+            is_read = not is_written or not op.overwrites
+            work.touch(tensor, runs, is_read=is_read, is_written=is_written)
+        touched = {m for m, _, _ in (*work.reads, *work.writes)} if outputs else None
+        for tensor in outputs:
+            work.write(tensor, touched)
+        work.emit(op.label, is_partial=chosen is not None and not chosen.is_exact, chooser=chooser)
+
+    # --- copies -----------------------------------------------------------------------------------
+
+    def _copy(self, op: Op, dst: Any, src: Any, at: int) -> None:
+        """Record a copy; from or to memory that is not pinned the host takes part in it itself."""
+        to, origin = self.platform.device_of(dst), self.platform.device_of(src)
+        device = origin if origin is not None else to
+        if device is None:
+            _Work(self, HOST, at).read(src).write(dst).emit(op.label, is_copy=True)
+            return
+        actor = self.stream(device)
+        host = src if origin is None else dst if to is None else None
+        is_direct = host is None or self._is_direct(dst, src, host)
+        if is_direct and host is not None:
+            self._follow(host, at)
+        peer = self.stream(to) if to is not None and origin not in (None, to) else None
+        if peer is not None:
+            self._order(peer, actor, at)
+        if host is src and not is_direct:  # staged: the host reads the source in the call
+            _Work(self, HOST, at).read(src).emit(op.label)
+        work = _Work(self, actor, at, reads_host=True)
+        if host is not src or is_direct:
+            work.read(src)
+        if host is not dst or is_direct:
+            work.write(dst)
+        if host is src and is_direct:
+            self._notice_changes(at)
+            if not self.recording.is_capturing(actor):
+                self.host.queued(work.reads, actor)
+        work.emit(op.label, is_copy=True)
+        if peer is not None:
+            self._order(actor, peer, at)
+        if host is dst and not is_direct:  # the driver returns when it is done
+            self.recording.sync(at, streams=[actor], is_inherent=True)
+            _Work(self, HOST, at).write(dst).emit(op.label)
+
+    def _is_direct(self, dst: Any, src: Any, host: Any) -> bool:
+        """Whether a device itself accesses the host's side of a copy, when its turn comes.
+
+        Elsewhere the runtime goes through memory of its own: where the memory is not pinned, or
+        the host first has to convert elements or to bring them together.
+        """
+        if host is src and (src.dtype != dst.dtype or src.shape != dst.shape):
+            return False
+        is_one = len(_runs(host.shape, host.stride(), 0, 1).runs) <= 1
+        is_alike = host.is_contiguous() or (is_one and src.stride() == dst.stride())
+        return is_alike and self.platform.is_pinned(host)
+
+    def _order(self, first: int, second: int, at: int) -> None:
+        event = object()
+        self.recording.record(event, first, at)
+        self.recording.wait(event, second, at)
+        self.recording.event_deleted(event)
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def bytes_of(
+        self, tensor: Any, actor: int, runs: Runs | None = None
+    ) -> tuple[list[Bytes], list[Bytes]]:
+        """Return the bytes of a tensor in memory that is followed, and freed bytes that it takes.
+
+        Uses of other streams than the allocating one are bytes of the shadow as well.
+        """
+        if not tensor.numel():
+            return [], []
+        sizes, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
+        offset = tensor.storage_offset()
+        if self.platform.device_of(tensor) is None:
+            if self.host.is_empty:
+                return [], []
+            found = runs or _runs(sizes, strides, offset, size)
+            moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
+            return self.host.bytes_at(tensor.data_ptr(), moved), []
+        storage = tensor.untyped_storage()
+        block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
+        shadow, takes = self._blocks.touch(block, actor, tensor)
+        found = runs or _runs(sizes, strides, offset, size)
+        spans = [(block.memory, a, b) for a, b in found.runs]
+        if shadow is not None:
+            spans += [(shadow, a, b) for a, b in found.runs]
+        if len(found.runs) != 1 or found.runs[0] != (0, block.nbytes):
+            self._views.append((block.memory, _text(tensor), strides, offset))
+        return spans, takes
+
+    def views(self) -> list[Any]:
+        """Return the views since the last call: memory, shape and type, strides, offset."""
+        found, self._views = self._views, []
+        return found
+
+    def _add_block(self, block: Block, tensor: Any, is_shadow: bool) -> int:
+        if block.site < 0:
+            block.site = self.recording.sites.here()
+        place = "graph" if block.pool is not None else "shadow" if is_shadow else "cuda"
+        return self.recording.memory(block.nbytes, _text(tensor), block.site, place=place)
+
+    def _follow(self, tensor: Any, at: int) -> None:
+        """Follow pinned memory, from its first access by a device on."""
+        if self.host.find(tensor.data_ptr()) is not None:
+            return
+        storage = tensor.untyped_storage()
+        start, nbytes = storage.data_ptr(), storage.nbytes()
+        made = self._pinned.get(start, at)
+        memory = self.recording.memory(nbytes, _text(tensor), made, place="pinned")
+        self.host.add(start, nbytes, memory)
+        weakref.finalize(storage, self._unfollow, memory, start).atexit = False
+
+    def _unfollow(self, memory: int, start: int) -> None:
+        self._pinned.pop(start, None)
+        self.host.remove(memory)
+        self.recording.memory_died(memory)
+
+    def allocated(self, address: int) -> None:
+        """Note that the caching allocator has given an address."""
+        if not self.is_enabled or self._local.is_reading:
+            return
+        with self.recording.lock:
+            self.take_back()
+            stream = self.stream()
+            pool = "graph" if self.recording.is_capturing(stream) else None
+            self._blocks.allocated(address, stream, pool, self.recording.sites.here())
+
+    def freed(self, address: int) -> None:
+        """Note that the caching allocator has got an address back; at any point of a record."""
+        self._freed.append(address)
+
+    def take_back(self) -> None:
+        """Take back what was freed since the last record."""
+        while self._freed:
+            block = self._blocks.freed(self._freed.popleft())
+            if block is not None:
+                self.recording.memory_died(block.memory)
+
+    def record_stream(self, tensor: Any, stream: Any) -> None:
+        """Note that the allocator knows of a stream's use of a tensor."""
+        if self.platform.device_of(tensor) is None or not self.is_enabled:
+            return
+        with self.recording.lock:
+            self.take_back()
+            storage = tensor.untyped_storage()
+            block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
+            block.recorded.add(self.recording.stream(self.platform.key_of(stream)))
+
+    def declare(self, label: str, reads: Sequence[Any], writes: Sequence[Any], engine: str) -> None:
+        """Record what a kernel touches, by the caller's word."""
+        if not self.is_enabled:
+            return
+        with self.recording.lock:
+            self.take_back()
+            at = self.recording.sites.here()
+            actor = self.recording.engine(engine) if engine else self.stream()
+            work = _Work(self, actor, at, reads_host=True)
+            for tensors, is_written in ((reads, False), (writes, True)):
+                for tensor in tensors:
+                    if self.platform.device_of(tensor) is None:
+                        self._follow(tensor, at)
+                    work.touch(tensor, is_read=not is_written, is_written=is_written)
+            work.emit(label)
+
+    def engine_done(self, engine: str) -> None:
+        """Record that the host has seen an engine end what it has been given."""
+        self.sync(streams=[self.recording.engine(engine)])
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _chosen(
+        self, op: Op, args: Sequence[Any], actor: int
+    ) -> tuple[Runs | None, RowChooser | None]:
+        """Return the rows that ids choose now, or what chooses them for each replay of a graph."""
+        chosen = op.chosen
+        if chosen is None or not self._rows or len(args) < 2:
+            return None, None
+        table = table_of(args[chosen.table])
+        if self.recording.is_capturing(actor):
+            return None, self._chooser(chosen, args, table, actor)
+        with self.reading():
+            return table.rows(chosen.ids(args, _as_array), chosen.is_gather), None
+
+    def _chooser(
+        self, chosen: Chosen, args: Sequence[Any], table: Table, actor: int
+    ) -> RowChooser | None:
+        """Return what chooses rows by the ids that are there when a graph is replayed."""
+        ids = chosen.tensors(args)
+        if any(self.platform.device_of(i) is None for i in ids):
+            return None
+        memories = [
+            {m for m, _, _ in self.bytes_of(t, actor)[0]} for t in (*ids, args[chosen.table])
+        ]
+        kept = [
+            stored(a) if i != chosen.table else _Rank(len(table.sizes)) for i, a in enumerate(args)
+        ]
+
+        def choose() -> list[Run] | None:
+            with self.reading():
+                self.platform.wait_for_all()
+                try:
+                    return table.rows(chosen.ids(kept, _present_ids), chosen.is_gather).runs
+                except LookupError:
+                    return None
+
+        return RowChooser(frozenset().union(*memories[:-1]), frozenset(memories[-1]), choose)
+
+    # --- the host ---------------------------------------------------------------------------------
+
+    def host_access(self, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        """Record what numpy does with arrays on pinned memory."""
+        if not self.is_enabled or self.host.is_empty:
+            return
+        with self.recording.lock:
+            spans = [
+                [s for a in arrays for s in self.host.bytes_at(*array_runs(a))]
+                for arrays in (reads, writes)
+            ]
+            self.host.written(spans[1])
+            if spans[0] or spans[1]:
+                at = self.recording.sites.here()
+                self.recording.work(HOST, name, spans[0], spans[1], at)
+
+    def host_read(self, name: str, tensor: Any) -> None:
+        """Record that the host reads a tensor outside the dispatcher."""
+        if self.is_enabled and self.platform.device_of(tensor) is None:
+            with self.recording.lock:
+                _Work(self, HOST, self.recording.sites.here()).read(tensor).emit(name)
+
+    def traced_array(self, tensor: Any, array: Any) -> Any:
+        """Return an array of a pinned tensor as one whose accesses are recorded."""
+        is_host = self.platform.device_of(tensor) is None
+        if not self.is_enabled or not is_host or not self.platform.is_pinned(tensor):
+            return array
+        traced = array.view(TracedArray)
+        traced.accessed = self.host_access
+        return traced
+
+    def _notice_changes(self, at: int) -> None:
+        """Record that other code has written sources of queued copies."""
+        for memory, start, end in self.host.changed():
+            what = "code outside PyTorch and numpy"
+            self.recording.work(HOST, what, (), [(memory, start, end)], at)
+
+    def sync(
+        self,
+        *,
+        event: object = None,
+        streams: Sequence[int] | None = None,
+        device: int | None = None,
+    ) -> None:
+        """Record a wait of the host: for an event, for streams, or for a device."""
+        at, is_inherent = self.recording.sites.here(), self._local.is_in_op
+
+        def record(start_s: float | None) -> None:
+            self._notice_changes(at)
+            every = self.recording.streams_of(device) if device is not None else ()
+            waited = every if streams is None else streams
+            self.host.waited(waited)
+            self.recording.sync(
+                at, event=event, streams=waited, start_s=start_s, is_inherent=is_inherent
+            )
+
+        self.after(record)
+
+
+class _Work:
+    """The accesses of one op."""
+
+    def __init__(
+        self, recorder: Recorder, actor: int, at: int, *, reads_host: bool = False
+    ) -> None:
+        self._recorder = recorder
+        self._actor, self._at = actor, at
+        self._is_early = actor != HOST and not reads_host
+        self.reads: list[Bytes] = []
+        self.writes: list[Bytes] = []
+        self._takes: list[Bytes] = []
+        self._host_reads: list[Bytes] = []
+
+    def touch(
+        self, tensor: Any, runs: Runs | None = None, *, is_read: bool, is_written: bool
+    ) -> None:
+        """Add accesses; host memory is read in the call, unless a device reads it in place."""
+        spans, takes = self._recorder.bytes_of(tensor, self._actor, runs)
+        self._takes += takes
+        if is_written:
+            self.writes += spans
+        if is_read:
+            is_early = self._is_early and self._recorder.platform.device_of(tensor) is None
+            (self._host_reads if is_early else self.reads).extend(spans)
+
+    def read(self, tensor: Any) -> Self:
+        """Add a read."""
+        self.touch(tensor, is_read=True, is_written=False)
+        return self
+
+    def write(self, tensor: Any, unless: set[int] | None = None) -> Self:
+        """Add a write, unless the memory is touched already: then the result is a view."""
+        spans, takes = self._recorder.bytes_of(tensor, self._actor)
+        self.writes += [s for s in spans if unless is None or s[0] not in unless]
+        self._takes += takes
+        return self
+
+    def emit(
+        self,
+        label: str,
+        *,
+        is_copy: bool = False,
+        is_partial: bool = False,
+        chooser: RowChooser | None = None,
+    ) -> None:
+        """Record the op."""
+        recording = self._recorder.recording
+        if self._host_reads:
+            recording.work(HOST, label, self._host_reads, (), self._at)
+        if not (self.reads or self.writes or self._takes):
+            return
+        self._recorder.host.written(self.writes)
+        recording.work(
+            self._actor, label, self.reads, self.writes, self._at,
+            is_copy=is_copy, is_partial=is_partial, chooser=chooser, takes=self._takes,
+            views=self._recorder.views(),
+        )  # fmt: skip
+
+
+class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
+    """Hands each op of its thread to a recorder."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: the compiler is not loaded, and not asked at each op."""
+        return False
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record an op; an op of a wrapper is recorded by the ops that it consists of."""
+        if any(_is_wrapper(t) for t in types):
+            return NotImplemented
+        return self._recorder.op(func, args, kwargs or {})
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Whether tensors of a class consist of others, as distributed and nested ones do."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+class _Rank:
+    """Stands for a table of which only the number of dimensions is asked."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self._rank
+
+
+def _text(tensor: Any) -> str:
+    """Return shape and type, e.g. ``(8, 4) int64``."""
+    return f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
+
+
+def _present_ids(ids: StoredView) -> Any:
+    return _as_array(ids.tensor())
+
+
+def _as_array(tensor: Any) -> Any:
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,234 @@
+"""Everything of PyTorch that a recorder listens to, apart from the ops themselves."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.cuda import _gpu_trace
+
+from ggsched_race.patches import Patches
+from ggsched_race.pytorch import Recorder, RecordingMode
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Record what the calling thread does, and threads that begin meanwhile."""
+    with ExitStack() as stack:
+        stack.enter_context(_callbacks(recorder))
+        patches = stack.enter_context(Patches())
+        _patch_waits(patches, recorder)
+        _patch_graphs(patches, recorder)
+        _patch_memory(patches, recorder)
+        _patch_reads(patches, recorder)
+        _patch_backward(patches, recorder)
+        _patch_threads(patches, recorder)
+        _run_compiled_eagerly(patches, stack)
+        stack.enter_context(RecordingMode(recorder))
+        try:
+            yield
+        finally:
+            recorder.stop()
+
+
+def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
+    """Let compiled functions run op by op; the compiler is not loaded for it."""
+    is_set: list[bool] = []
+    compiled = torch.compile
+
+    def run_eagerly() -> None:
+        if not is_set:
+            is_set.append(True)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def compile_later(*args: Any, **kwargs: Any) -> Any:
+        run_eagerly()
+        return compiled(*args, **kwargs)
+
+    if "torch._dynamo" in sys.modules:
+        run_eagerly()
+    else:
+        patches.set(torch, "compile", compile_later)
+
+
+@contextmanager
+def _callbacks(recorder: Recorder) -> Iterator[None]:
+    """Register with the hooks of PyTorch's own sanitizer."""
+    recording = recorder.recording
+
+    def key_of(handle: int) -> int:
+        device = recorder.platform.stream(None)[0]
+        return recording.stream((device, handle))
+
+    def ordered(record: Callable[..., None]) -> Callable[..., None]:
+        def called(event: int, stream: int) -> None:
+            at, actor = recording.sites.here(), key_of(stream)
+            recorder.after(lambda _: record(event, actor, at))
+
+        return called
+
+    hooks: list[tuple[Any, Callable[..., None]]] = [
+        (_gpu_trace.EventCreationCallbacks, recording.event_created),
+        (_gpu_trace.EventDeletionCallbacks, recording.event_deleted),
+        (_gpu_trace.EventRecordCallbacks, ordered(recording.record)),
+        (_gpu_trace.EventWaitCallbacks, ordered(recording.wait)),
+        (_gpu_trace.MemoryAllocationCallbacks, recorder.allocated),
+        (_gpu_trace.MemoryDeallocationCallbacks, recorder.freed),
+        (
+            _gpu_trace.DeviceSynchronizationCallbacks,
+            lambda: recorder.sync(device=recorder.platform.stream(None)[0]),
+        ),
+        (
+            _gpu_trace.StreamSynchronizationCallbacks,
+            lambda stream: recorder.sync(streams=[key_of(stream)]),
+        ),
+        (
+            _gpu_trace.EventSynchronizationCallbacks,
+            lambda event: recorder.sync(event=event, streams=()),
+        ),
+    ]
+    for registry, callback in hooks:
+        registry.add_callback(callback)
+    try:
+        yield
+    finally:
+        for registry, callback in hooks:
+            registry.callback_list.remove(callback)
+
+
+def _patch_waits(patches: Patches, recorder: Recorder) -> None:
+    """Time what blocks the host, and take a poll that says "done" for a wait."""
+
+    def timed(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def waits(*args: Any, **kwargs: Any) -> Any:
+            with recorder.deferring():
+                return original(*args, **kwargs)
+
+        patches.set(owner, name, waits)
+
+    timed(torch.cuda, "synchronize")
+    timed(torch.cuda.Stream, "synchronize")
+    timed(torch.cuda.Event, "synchronize")
+    query_event, query_stream = torch.cuda.Event.query, torch.cuda.Stream.query
+
+    def event_done(event: Any) -> Any:
+        done = query_event(event)
+        if done and event.cuda_event:
+            recorder.sync(event=event.cuda_event, streams=())
+        return done
+
+    def stream_done(stream: Any) -> Any:
+        done = query_stream(stream)
+        if done:
+            actor = recorder.recording.stream(recorder.platform.key_of(stream))
+            recorder.sync(streams=[actor])
+        return done
+
+    patches.set(torch.cuda.Event, "query", event_done)
+    patches.set(torch.cuda.Stream, "query", stream_done)
+
+    native, platform = torch.cuda.Stream.__init__, recorder.platform
+    takes_arguments = "__init__" in vars(torch.cuda.Stream)
+
+    def made(stream: Any, *args: Any, **kwargs: Any) -> None:
+        if takes_arguments:
+            native(stream, *args, **kwargs)
+        if "stream_id" not in kwargs:
+            key, is_blocking = platform.key_of(stream), platform.is_blocking(stream)
+            recorder.recording.stream(key, is_blocking)
+
+    patches.set(torch.cuda.Stream, "__init__", made)
+
+
+def _patch_graphs(patches: Patches, recorder: Recorder) -> None:
+    recording, graph = recorder.recording, torch.cuda.CUDAGraph
+    end_name = "capture_end_pre" if hasattr(graph, "capture_end_pre") else "capture_end"
+    begin, end, replay, reset = (
+        getattr(graph, name) for name in ("capture_begin", end_name, "replay", "reset")
+    )
+
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        recording.begin_capture(id(self), recorder.stream())
+
+    def capture_end(self: Any) -> None:
+        recording.end_capture(id(self))
+        end(self)
+
+    def replayed(self: Any) -> None:
+        actor, at = recorder.stream(), recording.sites.here()
+        with recording.lock:
+            if recorder.is_enabled:
+                recorder.take_back()
+                recording.replay(id(self), actor, at)
+        replay(self)
+
+    def forgotten(self: Any) -> None:
+        recording.forget_graph(id(self))
+        reset(self)
+
+    patches.set(graph, "capture_begin", capture_begin)
+    patches.set(graph, end_name, capture_end)
+    patches.set(graph, "replay", replayed)
+    patches.set(graph, "reset", forgotten)
+
+
+def _patch_memory(patches: Patches, recorder: Recorder) -> None:
+    """Note ``record_stream`` also where its caller keeps it from the dispatcher, as FSDP does."""
+    native = torch.Tensor.record_stream
+
+    def record_stream(self: Any, stream: Any) -> None:
+        recorder.record_stream(self, stream)
+        native(self, stream)
+
+    patches.set(torch.Tensor, "record_stream", record_stream)
+
+
+def _patch_reads(patches: Patches, recorder: Recorder) -> None:
+    """Record how the host uses memory of tensors without the dispatcher."""
+    numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
+
+    def as_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.traced_array(self, numpy(self, *args, **kwargs))
+
+    def as_list(self: Any) -> Any:
+        recorder.host_read("tolist", self)
+        return tolist(self)
+
+    patches.set(torch.Tensor, "numpy", as_numpy)
+    patches.set(torch.Tensor, "tolist", as_list)
+
+
+def _patch_backward(patches: Patches, recorder: Recorder) -> None:
+    """Let what threads of the engine do have the stack of the call of the backward pass."""
+    sites = recorder.recording.sites
+
+    def located(native: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, sites.outside = sites.outside, sites.here()
+            try:
+                return native(*args, **kwargs)
+            finally:
+                sites.outside = before
+
+        return call
+
+    for name in ("backward", "grad"):
+        patches.set(torch.autograd, name, located(getattr(torch.autograd, name)))
+
+
+def _patch_threads(patches: Patches, recorder: Recorder) -> None:
+    run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def bootstrap(thread: Any) -> None:
+        if not recorder.is_enabled:
+            run(thread)
+            return
+        with RecordingMode(recorder):
+            run(thread)
+
+    patches.set(threading.Thread, "_bootstrap_inner", bootstrap)

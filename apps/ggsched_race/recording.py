@@ -1,0 +1,402 @@
+"""A trace that is written while a program runs: streams, events, graphs and what they touch.
+
+All threads of the host are one actor, in the order of their calls. A captured graph is kept as a
+list of its commands; each replay writes them again, on the stream that replays and on an actor of
+its own for each other stream of the capture. Replays of one graph follow each other, as CUDA
+orders them.
+
+What is written is a journal: lines for actors and stacks, which a trace has in its header, between
+the records. ``trace_of_journal`` puts them there, also where the program ended in the middle.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, count
+from time import perf_counter
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgspec
+
+from ggsched.errors import UsageError
+from ggsched.trace.schema import FORMAT
+from ggsched_race.call_sites import CallSites, Stack, assigned_name
+
+HOST: Final = 0
+
+Bytes = tuple[int, int, int]
+"""(memory, first byte, one past the last)."""
+Entry = dict[str, Any]
+StreamKey = tuple[int, int]
+"""(device, handle); handle 0 is the legacy default stream."""
+
+
+class RowChooser(NamedTuple):
+    """What chooses rows anew when a graph is replayed.
+
+    Attributes:
+        ids: Memories that hold the ids.
+        tables: Memories of which rows are chosen.
+        choose: Returns the bytes that the present ids choose; None where they are gone.
+    """
+
+    ids: frozenset[int]
+    tables: frozenset[int]
+    choose: Callable[[], list[tuple[int, int]] | None]
+
+
+class _Graph:
+    """What a capture has collected."""
+
+    def __init__(self, origin: int, end: int) -> None:
+        self.origin = origin
+        self.end = end
+        self.entries: list[Entry] = []
+        self.choosers: dict[int, RowChooser] = {}
+        self.memories: set[int] = set()
+        self.written: set[int] = set()
+        self.branches: dict[int, int] = {}
+        self.is_replayed = False
+
+
+class Recording:
+    """Writes records in the order of the host's calls.
+
+    Args:
+        out: Where the journal goes.
+        name: Of the program, for people.
+
+    Attributes:
+        failure: Why nothing is written any more, if so.
+    """
+
+    def __init__(self, out: BinaryIO, name: str) -> None:
+        self._out = out
+        self.failure: str | None = None
+        self._encoder = msgspec.json.Encoder()
+        self._write({"name": name})
+        self._start = perf_counter()
+        self._actors: dict[object, int] = {}
+        self._actor_names: set[str] = set()
+        self._site_names: dict[int, str] = {}
+        self._stacks: dict[int, Stack] = {}
+        self._blocking: set[int] = set()
+        self._has_news: dict[int, int] = {}
+        self._heard: dict[tuple[int, int], int] = {}
+        self._memories, self._event_ids = count(), count()
+        self._events: dict[object, int] = {}
+        self._capturing: dict[int, _Graph] = {}
+        self._captured_events: dict[int, _Graph] = {}
+        self._graphs: dict[object, _Graph] = {}
+        self._pooled: set[int] = set()
+        self._dead: set[int] = set()
+        self.sites = CallSites(self._add_site)
+        self.lock = threading.RLock()
+        self._add_actor("host", "host", "host", "", -1)
+
+    # --- the journal ------------------------------------------------------------------------------
+
+    def seconds(self) -> float:
+        """Return the seconds since the recording began."""
+        return perf_counter() - self._start
+
+    def _write(self, entry: Any) -> None:
+        if self.failure is None:
+            try:
+                self._out.write(self._encoder.encode(entry) + b"\n")
+            except OSError as error:  # the program goes on
+                self.failure = error.strerror or str(error)
+
+    def _emit(self, entry: Entry, chooser: RowChooser | None = None) -> None:
+        """Write a record, or keep it where its actor captures."""
+        graph = self._capturing.get(entry["actor"])
+        if graph is None:
+            self._write(entry)
+            return
+        if chooser is not None:
+            graph.choosers[len(graph.entries)] = chooser
+        graph.entries.append(entry)
+        graph.memories.update(a[0] for part in ("reads", "writes") for a in entry.get(part, ()))
+        graph.written.update(a[0] for a in entry.get("writes", ()))
+
+    def _add_site(self, number: int, stack: Stack) -> None:
+        self._stacks[number] = stack
+        self._write({"site": number, "frames": stack})
+
+    def name_at(self, site: int) -> str:
+        """Return the name that the line of a site assigns to, or ""."""
+        if site not in self._site_names:
+            self._site_names[site] = assigned_name(self._stacks[site])
+        return self._site_names[site]
+
+    # --- actors -----------------------------------------------------------------------------------
+
+    def _add_actor(self, key: object, name: str, kind: str, device: str, at: int) -> int:
+        actor = self._actors[key] = len(self._actors)
+        names = chain([name], (f"{name} {i}" for i in count(2)))
+        unique = next(n for n in names if n not in self._actor_names)
+        self._actor_names.add(unique)
+        line = {"id": actor, "name": unique, "kind": kind, "device": device, "at": at}
+        self._write({"new_actor": line})
+        return actor
+
+    def stream(self, key: StreamKey, is_blocking: bool = False) -> int:
+        """Return the actor of a stream; one that is new is named after the line that makes it."""
+        with self.lock:
+            if key in self._actors:
+                return self._actors[key]
+            at = self.sites.here() if key[1] else -1
+            name = self.name_at(at) if key[1] else "default stream"
+            actor = self._add_actor(key, name or "stream", "stream", f"cuda:{key[0]}", at)
+            if is_blocking or key[1] == 0:
+                self._blocking.add(actor)
+            return actor
+
+    def engine(self, name: str) -> int:
+        """Return the actor of what works beside all streams."""
+        with self.lock:
+            key = f"engine {name}"
+            return self._actors.get(key) or self._add_actor(key, name, "stream", "", -1)
+
+    def _follow_legacy_rule(self, actor: int, is_default: bool) -> None:
+        """Order the legacy default stream and blocking streams with each other, as CUDA does."""
+        for other in self._blocking if is_default else self._default_of(actor):
+            news = self._has_news.get(other, 0)
+            if other != actor and news != self._heard.get((actor, other), 0):
+                self._heard[actor, other] = news
+                event = next(self._event_ids)
+                self._emit({"type": "record", "actor": other, "event": event, "by": HOST})
+                self._emit({"type": "wait", "actor": actor, "event": event, "by": HOST})
+
+    def _default_of(self, actor: int) -> Iterable[int]:
+        defaults = (a for key, a in self._actors.items() if isinstance(key, tuple) and not key[1])
+        return list(defaults) if actor in self._blocking else ()
+
+    # --- memory and work --------------------------------------------------------------------------
+
+    def memory(self, nbytes: int, text: str, at: int, *, place: str = "cuda") -> int:
+        """Add a memory object.
+
+        Args:
+            text: Shape and type, for people.
+            at: Where it was made.
+            place: ``cuda``, ``pinned``, or ``graph`` for memory of a captured graph.
+        """
+        memory = next(self._memories)
+        name = (self.name_at(at) if at >= 0 else "") or f"tensor {text}"
+        if place == "graph":
+            self._pooled.add(memory)
+        entry = {"type": "alloc", "actor": HOST, "memory": memory, "name": name, "nbytes": nbytes}
+        flags = {"is_defined": True, "is_unsafe": False}
+        self._write({**entry, **flags, "text": text, "place": place, "at": at})
+        return memory
+
+    def memory_died(self, memory: int) -> None:
+        """Note that the program has let go of a memory object."""
+        if memory not in self._pooled and any(memory in g.memories for g in self._graphs.values()):
+            self._dead.add(memory)
+
+    def work(
+        self,
+        stream: int,
+        label: str,
+        reads: Sequence[Bytes],
+        writes: Sequence[Bytes],
+        at: int,
+        *,
+        is_copy: bool = False,
+        is_partial: bool = False,
+        chooser: RowChooser | None = None,
+        takes: Sequence[Bytes] = (),
+        views: Sequence[Any] = (),
+    ) -> None:
+        """Record work of a stream, or of the host.
+
+        Args:
+            stream: The actor.
+            label: The op.
+            at: Where it was called.
+            is_copy: Whether all that it writes is a copy.
+            is_partial: Whether it may leave some of the bytes that it writes as they were.
+            chooser: What chooses the rows again for each replay, where a graph captures the work.
+            takes: Bytes of freed blocks that may be the same memory as what it touches.
+            views: (memory, shape and type, strides, offset) of tensors that are part of theirs.
+        """
+        if stream in self._blocking and len(self._blocking) > 1:
+            self._follow_legacy_rule(stream, any(a == stream for a in self._default_of(stream)))
+        self._has_news[stream] = self._has_news.get(stream, 0) + 1
+        entry: Entry = {"type": "work", "actor": stream, "label": label, "at": at}
+        if stream != HOST:
+            entry["by"] = HOST
+        if reads:
+            entry["reads"] = reads
+        if writes or takes:
+            entry["writes"] = [*writes, *takes]
+        if is_copy:
+            entry["is_copy"] = True
+        if is_partial or takes:
+            entry["is_partial"] = True
+        if takes:
+            entry["takes"] = sorted({memory for memory, _, _ in takes})
+        if views:
+            entry["views"] = views
+        self._emit(entry, chooser)
+
+    # --- events and waits -------------------------------------------------------------------------
+
+    def event_created(self, key: object) -> None:
+        """Let a handle stand for a new event."""
+        self._events[key] = next(self._event_ids)
+
+    def event_deleted(self, key: object) -> None:
+        """Forget a handle."""
+        self._events.pop(key, None)
+
+    def _event(self, key: object) -> int:
+        if key not in self._events:
+            self.event_created(key)
+        return self._events[key]
+
+    def record(self, key: object, stream: int, at: int) -> None:
+        """Record that an event is recorded on a stream."""
+        event = self._event(key)
+        self._captured_events.pop(event, None)
+        if stream in self._capturing:
+            self._captured_events[event] = self._capturing[stream]
+        self._emit({"type": "record", "actor": stream, "event": event, "by": HOST, "at": at})
+
+    def wait(self, key: object, stream: int, at: int) -> None:
+        """Record that a stream waits for an event; for one of a capture it joins the capture."""
+        event = self._event(key)
+        graph = self._captured_events.get(event)
+        if graph is not None:
+            self._capturing.setdefault(stream, graph)
+        self._emit({"type": "wait", "actor": stream, "event": event, "by": HOST, "at": at})
+
+    def sync(
+        self,
+        at: int,
+        *,
+        event: object = None,
+        streams: Sequence[int] = (),
+        start_s: float | None = None,
+        is_inherent: bool = False,
+    ) -> None:
+        """Record that the host has waited for an event, or for all that streams have so far.
+
+        Args:
+            start_s: When it began to wait; until now.
+            is_inherent: Whether the wait is a part of an op, such as ``item()``.
+        """
+        entry: Entry = {"type": "sync", "actor": HOST, "at": at}
+        if is_inherent:
+            entry["is_inherent"] = True
+        if start_s is not None:
+            entry |= {"start_s": start_s, "end_s": self.seconds()}
+        if event is not None:
+            self._emit({**entry, "event": self._event(event)})
+        if len(streams) > 1 and len(streams) == len(self._actors) - 1 and not self._capturing:
+            self._emit(entry)
+            return
+        for stream in streams:
+            if stream not in self._capturing:
+                self._emit({**entry, "stream": stream})
+                entry = {k: v for k, v in entry.items() if not k.endswith("_s")}  # waited once
+
+    def streams_of(self, device: int) -> list[int]:
+        """Return the actors of a device, branches of graphs included."""
+        return [a for key, a in self._actors.items() if isinstance(key, tuple) and key[0] == device]
+
+    # --- graphs -----------------------------------------------------------------------------------
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a stream collects what it is given."""
+        return stream in self._capturing
+
+    def begin_capture(self, key: object, stream: int) -> None:
+        """Collect what the stream is given, and whoever waits for events of the capture."""
+        graph = self._graphs[key] = _Graph(stream, next(self._event_ids))
+        self._capturing[stream] = graph
+
+    def end_capture(self, key: object) -> None:
+        """Stop collecting."""
+        graph = self._graphs.get(key)
+        for known in (self._capturing, self._captured_events):
+            for item in [item for item, of in known.items() if of is graph]:
+                del known[item]
+
+    def forget_graph(self, key: object) -> None:
+        """Forget a graph that was reset."""
+        self.end_capture(key)
+        self._graphs.pop(key, None)
+
+    def replay(self, key: object, stream: int, at: int) -> None:
+        """Write the commands of a graph once more, on a stream."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            return
+        if graph.is_replayed:
+            self._emit({"type": "wait", "actor": stream, "event": graph.end, "by": HOST})
+        graph.is_replayed = True
+        for memory in sorted(self._dead & graph.memories):
+            self._dead.discard(memory)
+            free = {"type": "free", "actor": stream, "memory": memory, "by": HOST, "at": at}
+            self._emit(free)
+        for i, entry in enumerate(list(graph.entries)):
+            actor = self._replaying(graph, entry["actor"], stream)
+            again = {**entry, "actor": actor, "captured": entry.get("at", -1), "at": at}
+            chooser = graph.choosers.get(i)
+            if chooser is not None and not chooser.ids & graph.written:
+                _choose(again, chooser)
+            self._emit(again)
+        self._emit({"type": "record", "actor": stream, "event": graph.end, "by": HOST})
+
+    def _replaying(self, graph: _Graph, captured: int, stream: int) -> int:
+        """Return the actor that stands for a stream of a capture while a stream replays it."""
+        if captured == graph.origin:
+            return stream
+        if captured not in graph.branches:
+            device = next((k[0] for k, a in self._actors.items() if a == stream), 0)  # type: ignore[index]
+            key = (device, f"graph {graph.end} {captured}")
+            graph.branches[captured] = self._add_actor(
+                key, "branch of a graph", "stream", f"cuda:{device}", -1
+            )
+        return graph.branches[captured]
+
+
+def _choose(entry: Entry, chooser: RowChooser) -> None:
+    """Let a record touch the rows that the present ids choose."""
+    runs = chooser.choose()
+    for part in ("reads", "writes") if runs is not None else ():
+        tables = sorted({a[0] for a in entry.get(part, ())} & chooser.tables)
+        if tables:
+            others = [a for a in entry[part] if a[0] not in chooser.tables]
+            entry[part] = others + [(m, start, end) for m in tables for start, end in runs or ()]
+
+
+def trace_of_journal(journal: bytes) -> bytes:
+    """Return the trace that a journal makes; a last line that is cut off is left out.
+
+    Raises:
+        UsageError: a line that is not JSON before the last one.
+    """
+    name, actors, sites, entries = "program", [], [], []
+    decode = msgspec.json.Decoder().decode
+    lines = journal.split(b"\n")
+    if lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        if line.startswith(b'{"type"'):
+            entries.append(line)
+        elif line:
+            try:
+                found = decode(line)
+            except msgspec.DecodeError as error:
+                where = f"journal:{number}"
+                raise UsageError(
+                    "not a journal of a race run", where=where, why=str(error)
+                ) from error
+            name = found.get("name", name)
+            actors += [found["new_actor"]] if "new_actor" in found else []
+            sites += [found["frames"]] if "site" in found else []
+    header = {"format": FORMAT, "name": name, "actors": actors, "events": "latest", "sites": sites}
+    return b"\n".join([msgspec.json.encode(header), *entries, b""])

@@ -1,0 +1,70 @@
+"""Findings as SARIF 2.1.0, for code hosts."""
+
+import os
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+from ggsched import __version__
+from ggsched_race.call_sites import Frame, Stack
+from ggsched_race.report import RaceFinding, RaceReport
+
+_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+_RULES: Final = {
+    "race": "Two accesses to common bytes, at least one a write, that nothing orders.",
+    "freed": "A replayed graph uses memory that the program has let go of.",
+}
+
+
+def to_sarif(report: RaceReport) -> dict[str, Any]:
+    """Return a report as a SARIF log."""
+    kinds = sorted({*_RULES, *(f.kind for f in report.findings)})
+    rules = [
+        {"id": kind, "shortDescription": {"text": _RULES.get(kind, f"A finding of kind {kind}.")}}
+        for kind in kinds
+    ]
+    driver = {"name": "ggsched race", "semanticVersion": __version__, "rules": rules}
+    results = [_result(finding, kinds.index(finding.kind)) for finding in report.findings]
+    run = {"tool": {"driver": driver}, "results": results}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _result(finding: RaceFinding, rule: int) -> dict[str, Any]:
+    *others, place = [s.stack for s in finding.sides] or [()]
+    text = f"{finding.what}. {finding.mend}" if finding.mend else finding.what
+    flows = [
+        {"locations": [{"location": _location(f)} for f in reversed(s.stack)]}
+        for s in finding.sides
+    ]
+    result: dict[str, Any] = {
+        "ruleId": finding.kind,
+        "ruleIndex": rule,
+        "level": "error",
+        "message": {"text": text},
+        "locations": [_location(f) for f in place[:1]],
+        "partialFingerprints": {"stacks/v1": _fingerprint(finding)},
+    }
+    related = [_location(stack[0], k) for k, stack in enumerate(_filled(others))]
+    result |= {"relatedLocations": related} if related else {}
+    threads = [flow for flow in flows if flow["locations"]]
+    return result | ({"codeFlows": [{"threadFlows": threads}]} if threads else {})
+
+
+def _filled(stacks: Sequence[Stack]) -> list[Stack]:
+    return [stack for stack in stacks if stack]
+
+
+def _location(frame: Frame, number: int | None = None) -> dict[str, Any]:
+    file = frame.file.replace(os.sep, "/")
+    artifact = {"uri": file} if not file.startswith("/") else {"uri": f"file://{file}"}
+    place = {"artifactLocation": artifact, "region": {"startLine": max(frame.line, 1)}}
+    logical = [{"fullyQualifiedName": frame.function}]
+    found: dict[str, Any] = {"physicalLocation": place, "logicalLocations": logical}
+    return found if number is None else {"id": number, **found}
+
+
+def _fingerprint(finding: RaceFinding) -> str:
+    """Return what stays the same when lines move: the kind, the ops and the functions."""
+    parts = [finding.kind, finding.hazard]
+    parts += [f"{s.op} {f.function}" for s in finding.sides for f in s.stack]
+    return sha256("\n".join(parts).encode()).hexdigest()[:32]

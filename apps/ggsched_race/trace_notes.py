@@ -1,0 +1,132 @@
+"""What a recorded trace says beyond the trace format: stacks, tensors, views.
+
+These are fields that readers of plain traces ignore; ``docs/reference/trace-format.md`` lists them.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+
+from ggsched.errors import UsageError
+from ggsched_race.call_sites import Frame, Stack
+
+View = tuple[int, str, tuple[int, ...], int]
+"""(memory, shape and type, strides, first element)."""
+
+
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """Fields of a record.
+
+    Attributes:
+        at: Number of the stack of the call; -1 if it is unknown.
+        captured: Of a replay, the stack of the call that was captured.
+        takes: Memories of freed blocks that may be those of the tensors of the record.
+        views: Tensors that are a part of their memory.
+        is_inherent: Whether a wait is a part of an op, such as ``item()``.
+        memory: Of an allocation the memory, and what is known of it.
+        text: Shape and type.
+        place: ``cuda``, ``pinned``, ``graph``, or ``shadow``: what other streams have done with a
+            tensor, counted against who gets its block.
+    """
+
+    at: int = -1
+    captured: int = -1
+    takes: tuple[int, ...] = ()
+    views: tuple[View, ...] = ()
+    memory: int = -1
+    name: str = ""
+    nbytes: int = 0
+    text: str = ""
+    place: str = ""
+    is_inherent: bool = False
+
+
+class _Actor(msgspec.Struct, frozen=True):
+    name: str
+    at: int = -1
+
+
+class _Header(msgspec.Struct, frozen=True):
+    actors: tuple[_Actor, ...]
+    sites: tuple[Stack, ...] = ()
+
+
+class Notes(NamedTuple):
+    """All of a trace.
+
+    Attributes:
+        stacks: By number.
+        records: For each record of the trace, in order.
+        memories: Allocations by memory.
+    """
+
+    stacks: tuple[Stack, ...]
+    records: list[Note]
+    memories: dict[int, Note]
+
+    def stack(self, record: int, captured: bool = False) -> Stack:
+        """Return the program's frames at a record, the innermost first."""
+        note = self.records[record]
+        number = note.captured if captured else note.at
+        return self.stacks[number] if 0 <= number < len(self.stacks) else ()
+
+    def made_at(self, memory: int) -> Frame | None:
+        """Return the line that made a memory object."""
+        number = self.memories[memory].at if memory in self.memories else -1
+        found = self.stacks[number] if 0 <= number < len(self.stacks) else ()
+        return found[0] if found else None
+
+
+def read_notes(trace: bytes, file: str = "trace") -> Notes:
+    """Return the notes of a trace in lines; of one that was recorded otherwise they are empty.
+
+    Raises:
+        UsageError: a field of the wrong type.
+    """
+    header, *lines = (line for line in trace.split(b"\n") if line.strip())
+    decoder = msgspec.json.Decoder(Note)
+    records: list[Note] = []
+    try:
+        head = msgspec.json.decode(header, type=_Header)
+        for line in lines:
+            records.append(decoder.decode(line))  # noqa: PERF401  # the error names the line
+    except msgspec.MsgspecError as error:
+        where = f"{file}: record {len(records)}"
+        raise UsageError("not a trace of 'ggsched race'", where=where, why=str(error)) from error
+    memories = {n.memory: n for n in records if n.place}
+    return Notes(head.sites, records, memories)
+
+
+class Tensor(NamedTuple):
+    """A memory object as a tensor.
+
+    Attributes:
+        text: Shape and type, e.g. ``(8, 4) int64``.
+    """
+
+    name: str
+    nbytes: int
+    text: str
+
+    def part(self, start: int, end: int) -> str:
+        """Return bytes as rows or elements where they are such, e.g. ``table[2:3]``."""
+        if (start, end) == (0, self.nbytes):
+            return self.name
+        inside = self.text.partition("(")[2].partition(")")[0]
+        shape = tuple(int(n) for n in inside.split(",") if n.strip().isdigit())
+        count = prod(shape)
+        if not count or self.nbytes % count:
+            return f"bytes {start}:{end} of {self.name}"
+        size = self.nbytes // count
+        row = self.nbytes // shape[0]
+        if start % row == 0 and end % row == 0:
+            return f"{self.name}[{start // row}:{end // row}]"
+        if (
+            start // row == (end - 1) // row
+            and len(shape) == 2
+            and not (start % size or end % size)
+        ):
+            first, last = start % row // size, (end - 1) % row // size + 1
+            return f"{self.name}[{start // row}, {first}:{last}]"
+        return f"elements {start // size}:{-(-end // size)} of {self.name}"

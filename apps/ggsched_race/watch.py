@@ -1,0 +1,185 @@
+"""Record a part of a program in its own process: ``with ggsched.watch() as watched: ...``."""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ggsched.errors import BackendUnavailable, RaceFound, UsageError
+from ggsched.files.reading import read_text_argument
+from ggsched.trace.export import write_bytes
+from ggsched_race.recording import Recording, trace_of_journal
+from ggsched_race.report import RaceReport, check_program
+
+if TYPE_CHECKING:
+    from ggsched_race.pytorch import Recorder
+
+
+class Watched:
+    """What was recorded.
+
+    Attributes:
+        trace: The trace in lines; empty until the recording is over.
+        report: What is wrong, as soon as the recording is over.
+    """
+
+    def __init__(self) -> None:
+        self.trace = b""
+        self.report: RaceReport | None = None
+        self._recorder: Recorder | None = None
+
+    def declare(
+        self, label: str, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), engine: str = ""
+    ) -> None:
+        """Record what a kernel that is no op of PyTorch touches, right behind its launch.
+
+        Args:
+            label: Its name.
+            reads: Tensors that it reads.
+            writes: Tensors that it writes.
+            engine: Name of what does it beside all streams, such as an adapter of a network, one
+                thing after the other; "" is the calling thread's stream.
+        """
+        if self._recorder is not None:
+            self._recorder.declare(label, reads, writes, engine)
+
+    def engine_done(self, engine: str) -> None:
+        """Record that the host has seen an engine end all that it has been given."""
+        if self._recorder is not None:
+            self._recorder.engine_done(engine)
+
+
+def import_torch() -> Any:
+    """Return the package ``torch``.
+
+    Raises:
+        BackendUnavailable: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendUnavailable(
+            "the package torch is missing", where="race", hint="pip install 'ggsched[torch]'"
+        ) from error
+    return torch
+
+
+@contextmanager
+def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
+    """Record the calling thread, and threads that begin meanwhile, into a journal.
+
+    Args:
+        out: The journal.
+        name: Of the program.
+        rows: Whether ids are read, so that the rows that they choose are known.
+        simulate: Whether CUDA is simulated.
+
+    Raises:
+        BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
+    """
+    torch = import_torch()
+    from ggsched_race.pytorch import Recorder
+    from ggsched_race.pytorch_hooks import recorded
+    from ggsched_race.real_cuda import RealCuda
+    from ggsched_race.simulation import simulated
+
+    if not simulate and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            "PyTorch finds no GPU", where="race", hint="--simulate, or simulate=True, needs none"
+        )
+    recording = Recording(out, name)
+    with ExitStack() as stack:
+        platform = stack.enter_context(simulated()) if simulate else RealCuda()
+        recorder = Recorder(recording, platform, rows)
+        stack.enter_context(recorded(recorder))
+        yield recorder
+
+
+@contextmanager
+def watch(
+    name: str = "watched",
+    *,
+    rows: bool = True,
+    simulate: bool = False,
+    advice: bool = False,
+    raises: bool = True,
+    suppressions: Sequence[str] = (),
+    trace: str | Path | None = None,
+) -> Iterator[Watched]:
+    """Look for races in what is done inside.
+
+    Threads that exist before, and tensors made before, take part from their first use inside on.
+    Arrays of numpy on pinned tensors that were made before are followed by checksums only.
+
+    Args:
+        name: For reports.
+        rows: Whether to read ids of indexing, so that accesses to different rows do not race. It
+            makes the program wait for the device at each such op.
+        simulate: Whether to simulate CUDA on the host, without a GPU.
+        advice: Whether to name waits that nobody needs, if nothing races.
+        raises: Whether a finding raises, unless an exception comes out anyway.
+        suppressions: Patterns of frames, such as ``loader.py:* in prefetch``, of findings to leave
+            out.
+        trace: Where to write the trace.
+
+    Yields:
+        What has the report, after the block.
+
+    Raises:
+        RaceFound: something is wrong.
+        BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
+
+    Examples:
+        >>> import ggsched
+        >>> import torch
+        >>> with ggsched.watch(simulate=True, raises=False) as watched:
+        ...     x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+        ...     with torch.cuda.stream(side):
+        ...         y = x * 2
+        >>> watched.report.findings[0].hazard
+        'RAW'
+    """
+    out = io.BytesIO()
+    watched = Watched()
+    try:
+        with recorder_into(out, name, rows=rows, simulate=simulate) as watched._recorder:
+            yield watched
+    finally:
+        watched._recorder = None
+        watched.trace = trace_of_journal(out.getvalue())
+        if trace is not None:
+            write_bytes(trace, watched.trace)
+        watched.report = check_program(
+            watched.trace, name, advice=advice, suppressions=suppressions
+        )
+    if raises:
+        raise_if_findings(watched.report)
+
+
+def raise_if_findings(report: RaceReport) -> None:
+    """Raise if anything is wrong.
+
+    Raises:
+        RaceFound: names the first finding and counts the others.
+    """
+    if report.is_clean:
+        return
+    first, more = report.findings[0], len(report.findings) - 1
+    what = f"{first.what}, and {more} more" if more else first.what
+    details = report.to_text().splitlines()
+    raise RaceFound(what, where=report.name, hint=first.mend, details=details)
+
+
+def read_suppressions(path: str) -> tuple[str, ...]:
+    """Return the patterns of a file: one a line, comments begin with ``#``.
+
+    Raises:
+        UsageError: the file cannot be read, or has no pattern.
+    """
+    lines = (line.partition("#")[0].strip() for line in read_text_argument(path).splitlines())
+    patterns = tuple(line for line in lines if line)
+    if not patterns:
+        hint = "write a pattern such as 'loader.py:* in prefetch' on each line"
+        raise UsageError("no pattern of a frame", where=path, hint=hint)
+    return patterns
