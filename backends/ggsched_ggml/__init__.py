@@ -1,7 +1,5 @@
 """The plug-in ``ggml``: the devices of ggml's own backends, by its library."""
 
-from typing import Any
-
 from ggsched.backend.protocols import Backend
 
 
@@ -14,10 +12,3 @@ def open_backend() -> Backend:
     from ggsched_ggml.backend import GgmlBackend
 
     return GgmlBackend()
-
-
-def conformance_harness() -> Any:
-    """Return what the conformance kit needs: an assertion of ggml ends the process."""
-    from ggsched_ggml.harness import conformance_harness as found
-
-    return found

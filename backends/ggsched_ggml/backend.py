@@ -13,6 +13,7 @@ from ggsched.backend.protocols import Device
 from ggsched.errors import BackendUnavailable
 from ggsched_ggml import driver
 from ggsched_ggml.device import GgmlDevice
+from ggsched_ggml.harness import HARNESS
 
 MAX_PARTS: Final = 64
 """Logical devices on each device: each has buffers and streams of its own."""
@@ -31,6 +32,7 @@ class GgmlBackend:
 
     name: Final = "ggml"
     contract_version: Final = (1, 5)
+    conformance_harness: Final = HARNESS
 
     def __init__(self) -> None:
         self._path = driver.find_library()
@@ -61,17 +63,13 @@ class GgmlBackend:
     def open_part(self, index: int, part: int | None) -> Device:
         """Open a logical device on a device."""
         if part is not None and part >= MAX_PARTS:
-            raise BackendUnavailable(
-                f"there is no part {part}", why=f"there are {MAX_PARTS}", hint="count from zero"
-            )
+            why = f"there are {MAX_PARTS}"
+            raise driver.unusable(f"there is no part {part}", "", why, "count from zero")
         library = driver.load(self._path, self._servers)
         handles = driver.device_handles(library)
         if not 0 <= index < len(handles):
-            raise BackendUnavailable(
-                f"there is no device {index} of ggml",
-                why=f"there are {len(handles)}",
-                hint=f"write ggml:{next(iter(handles), 'CPU')}",
-            )
+            why, hint = f"there are {len(handles)}", f"write ggml:{next(iter(handles), 'CPU')}"
+            raise driver.unusable(f"there is no device {index} of ggml", "", why, hint)
         name, handle = list(handles.items())[index]
         suffix = "" if part is None else f"/{part}"
         return GgmlDevice(library, handle, f"{self.name}:{name}{suffix}")
@@ -92,20 +90,15 @@ def device_names(path: Path, servers: str) -> tuple[str, ...]:
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise BackendUnavailable(
-            f"its devices were not listed in {PROBE_TIMEOUT_S:g} s", where=str(path)
-        ) from error
+        what = f"its devices were not listed in {PROBE_TIMEOUT_S:g} s"
+        raise driver.unusable(what, str(path)) from error
     if done.returncode:
-        raise BackendUnavailable(
-            "the library ends the process that lists its devices",
-            where=str(path),
-            why=" ".join(done.stderr.split()[-20:]) or f"signal {-done.returncode}",
-            hint=f"set {driver.FOLDER} to another library",
-        )
+        why = " ".join(done.stderr.split()[-20:]) or f"signal {-done.returncode}"
+        what, hint = "the library ends the process that lists its devices", "use another library"
+        raise driver.unusable(what, str(path), why, hint)
     answer = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
-        what, where, why, hint = answer["error"]
-        raise BackendUnavailable(what, where=where, why=why, hint=hint)
+        raise driver.unusable(*answer["error"])
     return tuple(answer["names"])
 
 

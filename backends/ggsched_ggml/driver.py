@@ -55,21 +55,20 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "ggml_tensor_overhead": "z", "ggml_graph_overhead_custom": "zzb",
     "ggml_new_graph_custom": "ppzb", "ggml_build_forward_expand": "vpp",
     "ggml_new_tensor_4d": "ppiqqqq", "ggml_view_tensor": "ppp", "ggml_set_output": "vp",
-    "ggml_nbytes": "zp", "ggml_get_data": "pp", "ggml_get_name": "sp", "ggml_set_name": "pps",
-    "ggml_type_name": "si", "ggml_type_size": "zi", "ggml_blck_size": "qi",
+    "ggml_nbytes": "zp", "ggml_get_data": "pp", "ggml_set_name": "pps", "ggml_type_size": "zi",
+    "ggml_blck_size": "qi",
     "ggml_backend_load_all_from_path": "vs", "ggml_backend_register": "vp",
     "ggml_backend_dev_count": "z", "ggml_backend_dev_get": "pz", "ggml_backend_dev_name": "sp",
     "ggml_backend_dev_get_props": "vpp", "ggml_backend_dev_backend_reg": "pp",
     "ggml_backend_dev_init": "pps", "ggml_backend_dev_buffer_type": "pp",
     "ggml_backend_dev_host_buffer_type": "pp", "ggml_backend_dev_supports_op": "bpp",
     "ggml_backend_dev_buffer_from_host_ptr": "pppzz",
-    "ggml_backend_reg_by_name": "ps", "ggml_backend_reg_name": "sp",
-    "ggml_backend_reg_get_proc_address": "pps",
+    "ggml_backend_reg_by_name": "ps", "ggml_backend_reg_get_proc_address": "pps",
     "ggml_backend_buft_alloc_buffer": "ppz", "ggml_backend_buft_get_alignment": "zp",
     "ggml_backend_buft_get_max_size": "zp", "ggml_backend_buft_get_alloc_size": "zpp",
     "ggml_backend_buft_is_host": "bp",
     "ggml_backend_buffer_free": "vp", "ggml_backend_buffer_get_base": "pp",
-    "ggml_backend_buffer_get_size": "zp", "ggml_backend_buffer_set_usage": "vpi",
+    "ggml_backend_buffer_set_usage": "vpi",
     "ggml_backend_tensor_alloc": "ippp", "ggml_backend_view_init": "ip",
     "ggml_backend_tensor_set_async": "vpppzz", "ggml_backend_tensor_get_async": "vpppzz",
     "ggml_backend_tensor_copy_async": "vpppp",
@@ -116,8 +115,7 @@ class Tensor(ctypes.Structure):
     )  # fmt: skip
 
 
-OBJECT_NBYTES: Final = 32
-"""What a context keeps beside each tensor."""
+OBJECT_NBYTES: Final = 32  # what a context keeps beside each tensor
 
 
 class Props(ctypes.Structure):
@@ -131,6 +129,11 @@ class Props(ctypes.Structure):
         ("buffer_from_host_ptr", ctypes.c_bool), ("events", ctypes.c_bool),
         ("later", ctypes.c_char * 60),
     )  # fmt: skip
+
+
+def unusable(what: str, where: str = "", why: str = "", hint: str = HINT) -> BackendUnavailable:
+    """Return the error for a library that cannot be used."""
+    return BackendUnavailable(what, where=where, why=why, hint=hint)
 
 
 LogFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)
@@ -147,16 +150,17 @@ class Library:
         BackendUnavailable: a symbol is missing, or version or layout are others than those known.
     """
 
+    version = ""
+
     def __init__(self, found: Any, where: str) -> None:
         self.where = where
-        for name, signature in FUNCTIONS.items():
+        for name, signature in FUNCTIONS.items():  # the first one is that of the version
             if not self._take(found, name, signature):
-                raise BackendUnavailable(
-                    f"the library lacks the function {name}", where=where, hint=HINT
-                )
+                raise unusable(f"the library lacks the function {name}", where)
+            if not self.version:
+                self.version = self._checked_version()
         for name, signature in OPS.items():
             self._take(found, name, signature)
-        self.version = self._checked_version()
         self._check_layout()
         self._log = LogFunction(_log)
         self.ggml_log_set(ctypes.cast(self._log, ctypes.c_void_p), None)
@@ -190,7 +194,7 @@ class Library:
             first, last = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
             why = f"only {first} to {last} are"
             what = f"ggml {text} is not supported"
-            raise BackendUnavailable(what, where=self.where, why=why, hint=HINT)
+            raise unusable(what, self.where, why)
         return text
 
     def _check_layout(self) -> None:
@@ -201,9 +205,7 @@ class Library:
         finally:
             self.ggml_free(context)
         if wrong:
-            raise BackendUnavailable(
-                f"ggml {self.version} lays {wrong} out in another way", where=self.where, hint=HINT
-            )
+            raise unusable(f"ggml {self.version} lays {wrong} out in another way", self.where)
 
     def _wrong_layout(self, context: Handle) -> Iterator[str]:
         if self.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_NBYTES:
@@ -237,9 +239,6 @@ def _log(level: int, text: bytes | None, _: int | None) -> None:
     _LOG.debug("%s", (text or b"").decode(errors="replace").rstrip())
 
 
-# --- finding ---------------------------------------------------------------------------------
-
-
 def find_library(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the file of the library: of ``GGSCHED_GGML``, of an installed package, of the system.
 
@@ -250,15 +249,11 @@ def find_library(environ: Mapping[str, str] = os.environ) -> Path:
     if named:
         found = _library_in(Path(named))
         if found is None:
-            raise BackendUnavailable(
-                f"no {_NAME} is in {named}", where=FOLDER, hint="name the folder of the library"
-            )
+            raise unusable(f"no {_NAME} is in {named}", FOLDER, hint="name the library's folder")
         return found
-    for folder in _places(environ):
-        found = _library_in(folder)
-        if found is not None:
-            return found
-    raise BackendUnavailable("no library of ggml is installed", hint=HINT)
+    for found in filter(None, map(_library_in, _places(environ))):
+        return found
+    raise unusable("no library of ggml is installed")
 
 
 def _library_in(folder: Path) -> Path | None:
@@ -279,20 +274,15 @@ def _places(environ: Mapping[str, str]) -> Iterator[Path]:
     yield from map(Path, ("/usr/local/lib", "/usr/lib", "/opt/homebrew/lib"))
 
 
-# --- loading ---------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1)
 def load(path: Path, servers: str = "") -> Library:
     """Load the library of a file, once for the process, and let it find its backends.
 
     Args:
-        path: See ``find_library``.
         servers: Addresses of RPC servers, with commas between them.
 
     Raises:
-        BackendUnavailable: it cannot be loaded or is not one that is known, or a server is not
-            there.
+        BackendUnavailable: it cannot be used, or a server is not there.
     """
     library = Library(_opened(path), str(path))
     library.ggml_backend_load_all_from_path(os.fsencode(path.parent))
@@ -308,17 +298,14 @@ def loaded() -> Library:
 
 def _opened(path: Path) -> ctypes.CDLL:
     """Open a library; what it needs and the system does not find is looked for beside it."""
-    for _ in range(16):
+    while True:
         try:
             return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError as error:
-            needed = path.parent / str(error).partition(":")[0]
-            if needed == path or not needed.is_file():
-                raise BackendUnavailable(
-                    "the library cannot be loaded", where=str(path), why=str(error), hint=HINT
-                ) from error
-            _opened(needed)
-    raise BackendUnavailable("the library cannot be loaded", where=str(path), hint=HINT)
+            needed, why = path.parent / str(error).partition(":")[0], str(error)
+        if needed == path or not needed.is_file():
+            raise unusable("the library cannot be loaded", str(path), why)
+        _opened(needed)
 
 
 def _add_server(library: Library, server: str) -> None:
@@ -326,13 +313,11 @@ def _add_server(library: Library, server: str) -> None:
     name = b"ggml_backend_rpc_add_server"
     address = library.ggml_backend_reg_get_proc_address(registry, name) if registry else None
     if not address:
-        raise BackendUnavailable("the library has no RPC", where=SERVERS, hint=HINT)
+        raise unusable("the library has no RPC", SERVERS)
     add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
     found = add(server.encode())
     if not found:
-        raise BackendUnavailable(
-            f"no server answers at {server}", where=SERVERS, hint="start rpc-server there"
-        )
+        raise unusable(f"no server answers at {server}", SERVERS, hint="start rpc-server there")
     library.ggml_backend_register(found)
 
 
@@ -350,10 +335,7 @@ def properties(library: Library, device: Handle) -> Props:
 
 
 def own_function(library: Library, device: Handle, name: str, *args: Any) -> Callable[..., Any]:
-    """Return a function of a device's backend that is not part of the common interface.
-
-    It does nothing where the backend does not have it.
-    """
+    """Return a function of a device's own backend; it does nothing where there is none."""
     registry = library.ggml_backend_dev_backend_reg(device)
     address = library.ggml_backend_reg_get_proc_address(registry, name.encode())
     return ctypes.CFUNCTYPE(None, *args)(address) if address else lambda *_: None

@@ -55,4 +55,4 @@ int main(void) {
         return " ".join(f"{nb}[{i}] = {n};" for i, n in enumerate(args[1].split()))
 
 
-conformance_harness: Final = {"is_isolated": True, "c_library": CInterface()}
+HARNESS: Final = {"is_isolated": True, "c_library": CInterface()}

@@ -93,26 +93,27 @@ class GraphMaker:
 
     Args:
         device: Whose ``supports_op`` is asked.
+        buffers: The type of its buffers.
         alignment: Of scratch memory.
 
     Attributes:
-        nodes: The nodes so far, in order.
         placed: What needs memory, in the order in which it was made.
         masks: What the host makes before the graph runs.
         scratch_nbytes: Scratch memory that nodes share.
         kept_nbytes: Scratch memory behind it, of what the host makes.
     """
 
-    def __init__(self, library: Library, device: Handle, alignment: int = 64) -> None:
-        self.library, self.device, self.alignment = library, device, alignment
+    def __init__(
+        self, library: Library, device: Handle, buffers: Handle, alignment: int = 64
+    ) -> None:
+        self.library, self.device, self.buffers = library, device, buffers
+        self.alignment = alignment
         self.nodes: list[Handle] = []
         self.placed: list[Placed] = []
         self.masks: list[MaskOf] = []
         self.scratch_nbytes = self.kept_nbytes = self._scratch = self._left = 0
         self._contexts: list[Handle] = []
         self._results: list[tuple[Operand, Value]] = []
-
-    # --- the nodes of a program -----------------------------------------------------------------
 
     def add(self, node: BoundNode, *, is_inner: bool = False) -> None:
         """Add a node.
@@ -141,7 +142,7 @@ class GraphMaker:
         is_here = result.dtype is out.dtype and prod(result.ne) == prod(out.shape)
         if lower in WRITERS:
             self._forget(out)
-        elif is_here and target.is_contiguous:
+        elif is_here and target.is_contiguous and self._size(result) <= out.nbytes:
             self.placed.append(Placed(result.handle, out))
             self._forget(out)
             if result.ne == target.ne:
@@ -155,8 +156,6 @@ class GraphMaker:
     def _forget(self, written: Operand) -> None:
         """Let later nodes not take results for operands whose bytes are written anew."""
         self._results = [(o, v) for o, v in self._results if not overlap(o, written)]
-
-    # --- tensors --------------------------------------------------------------------------------
 
     def described(self, operand: Operand, axes: Sequence[int] | None = None) -> Value:
         """Return an operand with the strides of ggml, without a tensor.
@@ -184,6 +183,8 @@ class GraphMaker:
         made = self.tensor(found.dtype, found.ne)
         if found.nb != made.nb:
             self.library.set_strides(made.handle, found.nb)
+        if found.dtype.is_quantized and self._size(made) > operand.nbytes:
+            raise Unlowered("the device reads behind packed rows of this length")
         self.placed.append(Placed(made.handle, operand))
         return replace(made, nb=found.nb)
 
@@ -205,13 +206,14 @@ class GraphMaker:
     def in_scratch(self, value: Value) -> Value:
         """Give a tensor memory of the program until the next node."""
         self.placed.append(Placed(value.handle, scratch=self._scratch))
-        self._scratch += self._size(value)
+        self._scratch += -(-self._size(value) // self.alignment) * self.alignment
         self.scratch_nbytes = max(self.scratch_nbytes, self._scratch)
         return value
 
     def _size(self, value: Value) -> int:
-        nbytes = prod(value.ne) // value.dtype.block * value.dtype.block_nbytes
-        return -(-nbytes // self.alignment) * self.alignment
+        """Return what a tensor takes: some backends use memory behind it, as they compute it."""
+        nbytes: int = self.library.ggml_backend_buft_get_alloc_size(self.buffers, value.handle)
+        return nbytes
 
     def node(self, function: str, *args: Any, dtype: DType = F32) -> Value:
         """Add a node by a function of ggml; its result has no memory yet.
@@ -272,7 +274,7 @@ class GraphMaker:
                 return Value(known.handle, F16, ne, dense(F16, ne))
         mask = self.tensor(F16, ne)
         self.placed.append(Placed(mask.handle, scratch=self.kept_nbytes, is_kept=True))
-        self.kept_nbytes += self._size(mask)
+        self.kept_nbytes += -(-self._size(mask) // self.alignment) * self.alignment
         self.masks.append(MaskOf(mask.handle, bounds, rows))
         return mask
 
@@ -301,8 +303,6 @@ def overlap(a: Operand, b: Operand) -> bool:
     apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
     return a.buffer is b.buffer and not apart
 
-
-# --- lowerings ----------------------------------------------------------------------------------
 
 Lowering = Callable[[GraphMaker, BoundNode], Value]
 

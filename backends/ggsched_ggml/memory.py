@@ -1,12 +1,12 @@
 """Memory of ggml's buffers, and the streams that its backends are; freed when nobody has them."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from ggsched.backend.base_issuing import HostWrites
 from ggsched.backend.protocols import HostMemory
 from ggsched_ggml.driver import TYPES, Handle, Library
 
@@ -26,7 +26,6 @@ class Memory:
 
     Args:
         buffer: The handle, which it owns.
-        nbytes: Length, without what was added behind it.
         skip: Bytes at the beginning that are somebody else's.
         source: Host memory that it is made of, if any.
 
@@ -98,13 +97,13 @@ def _free(library: Library, contexts: Sequence[Handle], buffer: Handle) -> None:
     library.ggml_backend_buffer_free(buffer)
 
 
-def allocate(library: Library, kind: Handle, nbytes: int, slack: int = 0) -> Memory:
-    """Return memory of a buffer type, with bytes behind it that nobody uses.
+def allocate(library: Library, kind: Handle, nbytes: int) -> Memory:
+    """Return memory of a buffer type.
 
     Raises:
         MemoryError: there is none.
     """
-    buffer = library.ggml_backend_buft_alloc_buffer(kind, nbytes + slack)
+    buffer = library.ggml_backend_buft_alloc_buffer(kind, max(nbytes, 1))
     if not buffer:
         raise MemoryError(nbytes)
     return Memory(library, buffer, nbytes)
@@ -119,47 +118,6 @@ def imported(library: Library, device: Handle, source: HostMemory, alignment: in
     if not buffer:
         raise MemoryError(source.nbytes)
     return Memory(library, buffer, source.nbytes, skip, source)
-
-
-class HostWrites:
-    """Host memory that asynchronous reads of a device have yet to write, by stream.
-
-    ggml does not say when the source of an asynchronous ``set`` is read. Some backends read it when
-    they are called, although something before it in the queue, or in one that it waits for, is to
-    write it.
-    """
-
-    def __init__(self) -> None:
-        self._ranges: dict[int, list[tuple[int, int]]] = {}
-        self._changed = threading.Condition(threading.RLock())
-
-    def add(self, stream: Handle, start: int, nbytes: int) -> None:
-        """Note that a stream is to write host memory."""
-        with self._changed:
-            self._ranges.setdefault(stream, []).append((start, start + nbytes))
-
-    def clear(self, stream: Handle) -> None:
-        """Note that all of a stream is complete."""
-        if stream in self._ranges:
-            with self._changed:
-                del self._ranges[stream]
-                self._changed.notify_all()
-
-    def writers(self, start: int, nbytes: int) -> list[Handle]:
-        """Return the streams that are to write some of a range."""
-        if not self._ranges:
-            return []
-        with self._changed:
-            return [
-                stream
-                for stream, ranges in self._ranges.items()
-                if any(s < start + nbytes and start < e for s, e in ranges)
-            ]
-
-    def wait(self, start: int, nbytes: int) -> None:
-        """Block until other streams have written a range; their threads do not wait for this."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self.writers(start, nbytes))
 
 
 class BackendStream:

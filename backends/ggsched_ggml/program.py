@@ -6,10 +6,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ggsched.backend.arrays import Array, bind
+from ggsched.backend.arrays import Array
 from ggsched.backend.base_buffer import own_buffer
 from ggsched.backend.program import BoundNode, Operand, groups_of
-from ggsched.backend.reference import compute
 from ggsched.errors import DeviceFault
 from ggsched.ops.rows import check_ids
 from ggsched.topology.caps import DeviceFacts
@@ -23,17 +22,23 @@ IDS: Final = {"get_rows": (1, 0, -2), "set_rows": (2, 0, -2), "mul_mat_id": (2, 
 
 
 class ProgramDevice(Protocol):
-    """What programs use of their device."""
+    """What programs use of their device, see ``GgmlDevice``."""
 
+    facts: DeviceFacts
     library: Library
     handle: Handle
     buffers: Handle
     has_plans: bool
-    facts: DeviceFacts
 
     @property
     def running(self) -> BackendStream:
         """The stream whose thread calls."""
+
+    def elements(self, operand: Operand) -> Array:
+        """Return the elements of an operand."""
+
+    def run_by_reference(self, node: BoundNode) -> None:
+        """Compute a node on the host."""
 
 
 Step = tuple[str, Callable[[], None]]
@@ -64,7 +69,9 @@ class _Lowered:
 
     def _begin(self) -> None:
         device = self._device
-        self._maker = GraphMaker(device.library, device.handle, device.facts.alignment)
+        self._maker = GraphMaker(
+            device.library, device.handle, device.buffers, device.facts.alignment
+        )
         self._label = ""
         self._outputs: list[Operand] = []
 
@@ -83,7 +90,7 @@ class _Lowered:
             self._outputs.append(node.output)
         except Unlowered:
             self.end_graph()
-            self.steps.append((node.label, partial(_by_reference, self._device, node)))
+            self.steps.append((node.label, partial(self._device.run_by_reference, node)))
             self.by_reference.append(node.label)
         self._checked = [c for c in self._checked if not overlap(c[0], node.output)]
 
@@ -92,7 +99,7 @@ class _Lowered:
         if 0 in ids.shape or (ids, rows) in self._checked:
             return
         self._let_host_read(ids)
-        self.steps.append((label, lambda: check_ids(_read(self._device, ids), rows)))
+        self.steps.append((label, lambda: check_ids(self._device.elements(ids), rows)))
         self._checked.append((ids, rows))
 
     def _let_host_read(self, operand: Operand) -> None:
@@ -116,21 +123,24 @@ class Graph:
         kept = maker.scratch_nbytes  # where that part begins
         nbytes = kept + maker.kept_nbytes
         scratch = allocate(library, device.buffers, nbytes) if nbytes else None
+        memories = [scratch]
         for placed in maker.placed:
             if placed.operand is not None:
                 memory = own_buffer(placed.operand.buffer).memory
-                place(library, memory, placed.operand.offset, placed.handle)
+                at = memory.base + placed.operand.offset
+                memories.append(memory)
             elif scratch is not None and placed.scratch >= 0:
-                at = placed.scratch + (kept if placed.is_kept else 0)
-                place(library, scratch, at, placed.handle)
+                memory, at = scratch, placed.scratch + (kept if placed.is_kept else 0)
+                at += scratch.base
             else:
                 library.ggml_backend_view_init(placed.handle)
+                continue
+            if library.ggml_backend_tensor_alloc(memory.buffer, placed.handle, at):
+                raise DeviceFault("the device refuses a tensor")
         self._graph = maker.graph()
         self._plan: Handle = 0
         if device.has_plans:
             self._plan = library.ggml_backend_graph_plan_create(stream.handle, self._graph)
-        memories = [scratch, *(own_buffer(p.operand.buffer).memory for p in maker.placed
-                               if p.operand is not None)]  # fmt: skip
         freed_with(self, _free, library, stream, self._plan, maker.take_contexts(), memories)
 
     def run(self) -> None:
@@ -150,16 +160,6 @@ class Graph:
             raise DeviceFault(f"ggml reports status {status}")
 
 
-def place(library: Library, memory: Memory, offset: int, tensor: Handle) -> None:
-    """Give a tensor memory of a buffer; ggml aborts the process if it does not fit.
-
-    Raises:
-        DeviceFault: the device refuses the tensor.
-    """
-    if library.ggml_backend_tensor_alloc(memory.buffer, tensor, memory.base + offset):
-        raise DeviceFault("the device refuses a tensor")
-
-
 def _free(
     library: Library,
     stream: BackendStream,
@@ -174,34 +174,11 @@ def _free(
     del memories
 
 
-def _read(device: ProgramDevice, operand: Operand) -> Array:
-    """Return the elements of an operand, in its turn."""
-    running, window = device.running, memoryview(bytearray(operand.nbytes))
-    if operand.nbytes:
-        running.read(own_buffer(operand.buffer).memory, operand.offset, window)
-        running.synchronize()
-    return bind(operand, window)
-
-
 def _write_mask(device: ProgramDevice, mask: MaskOf) -> None:
-    bounds = _read(device, mask.bounds)
+    bounds = device.elements(mask.bounds)
     at = np.arange(mask.rows)
     is_seen = (bounds[:, :1] <= at) & (at < bounds[:, 1:])
     made = np.where(is_seen, np.float16(0), np.float16(-np.inf))
-    library = device.library
-    set_async = library.ggml_backend_tensor_set_async
+    set_async = device.library.ggml_backend_tensor_set_async
     set_async(device.running.handle, mask.handle, made.ctypes.data, 0, made.nbytes)
     device.running.borrowed.append(made)
-
-
-def _by_reference(device: ProgramDevice, node: BoundNode) -> None:
-    """Compute a node on the host. The output is read first: some of its bytes may stay."""
-    out = node.output
-    window = memoryview(bytearray(out.nbytes))
-    running, memory = device.running, own_buffer(out.buffer).memory
-    running.read(memory, out.offset, window)
-    inputs = [_read(device, operand) for operand in node.inputs]
-    running.synchronize()
-    compute(node, bind(out, window), inputs)
-    running.write(memory, out.offset, window)
-    running.borrowed.append(window)

@@ -13,19 +13,41 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ggsched.backend import checks
-from ggsched.backend.base_stream import MemoryDevice
+from ggsched.backend.arrays import Array, bind
+from ggsched.backend.base import BaseDevice
+from ggsched.backend.base_buffer import own_buffer
 from ggsched.backend.base_worker import Item, ThreadStream, thread_clock
 from ggsched.backend.events import BaseEvent
+from ggsched.backend.fill import blocks
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Command
 from ggsched.backend.progress import Progress, wait_patiently
-from ggsched.backend.protocols import Event
+from ggsched.backend.protocols import Event, HostMemory
+from ggsched.backend.reference import compute
+from ggsched.backend.timeouts import event_timeout
+from ggsched.topology.caps import DeviceFacts
 
 MAX_IN_FLIGHT: Final = 32
 """Commands after which a thread waits: what they borrow is free then."""
 
 
 class LibraryQueue(Protocol):
-    """A queue of a library, used by one thread."""
+    """A queue of a library, used by one thread.
+
+    Attributes:
+        borrowed: What commands that were enqueued use, until ``synchronize`` drops it.
+    """
+
+    borrowed: list[object]
+
+    def read(self, memory: Any, offset: int, target: HostMemory) -> None:
+        """Enqueue a transfer to the host; the target is written later, perhaps."""
+
+    def write(self, memory: Any, offset: int, source: HostMemory) -> None:
+        """Enqueue a transfer to the device; the source is read later, perhaps."""
+
+    def copy(self, src: Any, src_offset: int, dst: Any, dst_offset: int, size: int) -> None:
+        """Enqueue a copy within the device."""
 
     def synchronize(self) -> None:
         """Block until everything that was enqueued is complete."""
@@ -40,18 +62,107 @@ class LibraryQueue(Protocol):
 Q = TypeVar("Q", bound=LibraryQueue)
 
 
-class IssuingDevice(MemoryDevice, Protocol):
-    """What streams use of their device.
+class HostWrites:
+    """Host memory that reads of a device have yet to write, by queue.
+
+    Where a library does not say when it reads the source of an upload, it may do so when it is
+    called, although something before it in the queue, or in one that it waits for, is to write it.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        self._changed = threading.Condition(threading.RLock())
+
+    def add(self, queue: int, start: int, nbytes: int) -> None:
+        """Note that a queue is to write host memory."""
+        with self._changed:
+            self._ranges.setdefault(queue, []).append((start, start + nbytes))
+
+    def clear(self, queue: int) -> None:
+        """Note that all of a queue is complete."""
+        if queue in self._ranges:
+            with self._changed:
+                del self._ranges[queue]
+                self._changed.notify_all()
+
+    def writers(self, start: int, nbytes: int) -> list[int]:
+        """Return the queues that are to write some of a range."""
+        if not self._ranges:
+            return []
+        with self._changed:
+            return [
+                queue
+                for queue, ranges in self._ranges.items()
+                if any(s < start + nbytes and start < e for s, e in ranges)
+            ]
+
+    def wait(self, start: int, nbytes: int) -> None:
+        """Block until other queues have written a range; their threads do not wait for this."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.writers(start, nbytes))
+
+
+class IssuingDevice(BaseDevice, Generic[Q]):
+    """A device whose streams are ``IssuingStream``s.
+
+    Args:
+        is_native: Whether queues wait for each other by events of the library.
 
     Attributes:
         here: Per thread, the queue that it runs, as ``running``.
         workers: Threads of streams, by the identity of their progress.
-        is_native: Whether queues wait for each other by events of the library.
     """
 
-    here: threading.local
-    workers: "dict[int, Worker]"
-    is_native: bool
+    def __init__(self, facts: DeviceFacts, *, is_native: bool) -> None:
+        super().__init__(facts, {})
+        self.is_native, self.host_writes = is_native, HostWrites()
+        self.here = threading.local()
+        self.workers: dict[int, Worker] = {}
+        self.event_timeout_s = event_timeout()
+
+    @property
+    def running(self) -> Q:
+        """The queue of the stream whose thread calls."""
+        queue: Q = self.here.running
+        return queue
+
+    def read_memory(self, memory: Any, offset: int, target: HostMemory) -> None:
+        """Enqueue a transfer to the host."""
+        self.running.read(memory, offset, target)
+
+    def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
+        """Enqueue a transfer to the device."""
+        self.running.write(memory, offset, source)
+
+    def copy_memory(
+        self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int
+    ) -> None:
+        """Enqueue a copy within the device."""
+        self.running.copy(src, src_offset, dst, dst_offset, nbytes)
+
+    def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
+        """Enqueue a fill."""
+        for start, block in blocks(nbytes, pattern):
+            self.running.write(memory, offset + start, block)
+            self.running.borrowed.append(block)
+
+    def elements(self, operand: Operand) -> Array:
+        """Return the elements of an operand, in the turn of the command that runs."""
+        window = memoryview(bytearray(operand.nbytes))
+        self.running.read(own_buffer(operand.buffer).memory, operand.offset, window)
+        self.running.synchronize()
+        return bind(operand, window)
+
+    def run_by_reference(self, node: BoundNode) -> None:
+        """Compute a node on the host. The output is read first: some of its bytes may stay."""
+        window = memoryview(bytearray(node.output.nbytes))
+        memory = own_buffer(node.output.buffer).memory
+        self.running.read(memory, node.output.offset, window)
+        inputs = [self.elements(operand) for operand in node.inputs]
+        self.running.synchronize()
+        compute(node, bind(node.output, window), inputs)
+        self.running.write(memory, node.output.offset, window)
+        self.running.borrowed.append(window)
 
 
 class Worker:
@@ -64,7 +175,7 @@ class Worker:
     """
 
     def __init__(
-        self, device: IssuingDevice, queue: LibraryQueue, progress: Progress, is_async: bool
+        self, device: IssuingDevice[Any], queue: LibraryQueue, progress: Progress, is_async: bool
     ) -> None:
         self.progress, self.issued = progress, Progress(progress.where)
         self.points: dict[int, Any] = {}
@@ -154,7 +265,7 @@ class IssuingStream(ThreadStream, Generic[Q]):
         is_async: Whether the library may return before work is complete.
     """
 
-    def __init__(self, device: IssuingDevice, name: str, queue: Q, *, is_async: bool) -> None:
+    def __init__(self, device: IssuingDevice[Q], name: str, queue: Q, *, is_async: bool) -> None:
         super().__init__(device, name)
         self.queue = queue
         self._workers, self._is_native = device.workers, device.is_native

@@ -50,9 +50,11 @@ class FakeGgml:
         ops: Whether nodes can be made, and are supported.
         lacks: A symbol that is not there.
         layout: By how many bytes tensors are larger than they should be.
+        behind: Bytes behind each tensor that the backend uses.
     """
 
-    def __init__(self, faults=(), *, version=b"0.25.3", ops=False, lacks="", layout=0):
+    def __init__(self, faults=(), *, version=b"0.25.3", ops=False, lacks="", layout=0, behind=0):
+        self.behind = behind
         self.faults, self.version, self.ops = faults, version, ops
         self.lacks, self.layout = lacks, layout
         self.kept, self.made, self.names = {}, [], itertools.count(1)
@@ -113,8 +115,9 @@ class FakeGgml:
 
     def do_nbytes(self, handle):
         tensor = Tensor.from_address(handle)
-        steps = sum((n - 1) * s for n, s in zip(tensor.ne, tensor.nb, strict=True))
-        return steps + BLOCKS[tensor.type].block_nbytes
+        dtype, ne = BLOCKS[tensor.type], list(tensor.ne)
+        ne[0] //= dtype.block
+        return sum((n - 1) * s for n, s in zip(ne, tensor.nb, strict=True)) + dtype.block_nbytes
 
     def do_get_data(self, handle):
         return Tensor.from_address(handle).data
@@ -177,6 +180,9 @@ class FakeGgml:
 
     def do_backend_buft_get_max_size(self, kind):
         return 1 << 34
+
+    def do_backend_buft_get_alloc_size(self, kind, handle):
+        return self.do_nbytes(handle) + self.behind
 
     def do_backend_buft_alloc_buffer(self, kind, nbytes):
         return self.keep(ctypes.create_string_buffer(nbytes + 64))

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from ggsched.backend.base_issuing import HostWrites
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.registry import discover, open_devices
 from ggsched.errors import BackendUnavailable, UsageError
@@ -16,8 +17,7 @@ from ggsched.ir.tensor import contiguous_strides, span_nbytes
 from ggsched_ggml import backend, driver
 from ggsched_ggml.device import GgmlDevice
 from ggsched_ggml.lowering import LOWERINGS, OTHERWISE, GraphMaker, Unlowered
-from ggsched_ggml.memory import HostWrites
-from tests.backends.fake_ggml import DEVICE, FakeGgml, harness
+from tests.backends.fake_ggml import DEVICE, KIND, FakeGgml, harness
 
 Q4_0 = dtype_by_name("q4_0")
 
@@ -168,10 +168,10 @@ def operand(*shape, dtype=F32, strides=None, offset=0):
     return Operand(None, offset, span_nbytes(dtype, shape, strides), dtype, shape, strides)
 
 
-def lowered(op, inputs, output, **params):
+def lowered(op, inputs, output, *, behind=0, **params):
     """Return the names of the nodes that an op becomes."""
-    fake = FakeGgml(ops=True)
-    maker = GraphMaker(driver.Library(fake, "lib"), DEVICE)
+    fake = FakeGgml(ops=True, behind=behind)
+    maker = GraphMaker(driver.Library(fake, "lib"), DEVICE, KIND)
     maker.add(BoundNode(0, op, tuple(inputs), output, full_params(op, params), op))
     assert len(maker.nodes) == len(fake.made)
     return fake.made
@@ -219,6 +219,19 @@ def test_nodes_that_ggml_computes_otherwise_are_not_given_to_it(op, inputs, para
         lowered(op, inputs, operand(2, 3), **params)
 
 
+def test_results_that_need_more_memory_are_copied():
+    """Some backends compute in memory behind a result, which is of others in an arena."""
+    node = [operand(3, 4)], operand(3, 4)
+    assert lowered("silu", *node, behind=0) == ["silu"]
+    assert lowered("silu", *node, behind=64) == ["silu", "cpy"]
+
+
+def test_packed_rows_behind_which_a_device_reads_are_not_given_to_it():
+    node = [operand(5, 32, dtype=Q4_0), operand(3, 32)], operand(3, 5)
+    with pytest.raises(Unlowered, match="reads behind packed rows"):
+        lowered("mul_mat", *node, behind=64)
+
+
 def test_each_built_in_op_has_a_lowering_or_a_reason():
     assert set(LOWERINGS) | set(OTHERWISE) == set(BUILT_IN)
     assert not set(LOWERINGS) & set(OTHERWISE)
@@ -226,7 +239,7 @@ def test_each_built_in_op_has_a_lowering_or_a_reason():
 
 def test_a_result_is_the_operand_of_the_next_node_until_its_bytes_are_written():
     """So backends see which nodes depend on each other."""
-    maker = GraphMaker(driver.Library(FakeGgml(ops=True), "lib"), DEVICE)
+    maker = GraphMaker(driver.Library(FakeGgml(ops=True), "lib"), DEVICE, KIND)
     x, y = (operand(4, offset=i * 64) for i in range(2))
     maker.add(BoundNode(0, "silu", (x,), y, full_params("silu", {}), ""))
     (first,) = maker.nodes

@@ -6,9 +6,10 @@ import subprocess
 import numpy as np
 import pytest
 
+from ggsched.backend.base_issuing import HostWrites
 from ggsched_ggml.driver import Library
 from ggsched_ggml.harness import CInterface
-from ggsched_ggml.memory import BackendStream, HostWrites, allocate
+from ggsched_ggml.memory import BackendStream, allocate
 from ggsched_testing.conformance.c_program import program, recorded
 from tests.backends.fake_ggml import DEVICE, KIND, FakeGgml
 
