@@ -126,8 +126,6 @@ class GgmlDevice(IssuingDevice[BackendStream]):
         """Return a read-only buffer over host memory, if the facts say so."""
         self._require_open()
         checks.check_import(self.facts, memory)
-        if not memory.nbytes:
-            return super().import_host(memory)
         own = imported(self.library, self.handle, memory, self.facts.alignment)
         return self._register(BaseBuffer(self, memory.nbytes, own, readonly=True))
 

@@ -111,9 +111,9 @@ def allocate(library: Library, kind: Handle, nbytes: int) -> Memory:
 
 def imported(library: Library, device: Handle, source: HostMemory, alignment: int) -> Memory:
     """Return memory over host memory, which starts at a multiple of the alignment before it."""
-    address = _address_of(source)
+    address = _address_of(source) or alignment  # of no bytes anywhere
     skip = address % alignment
-    size = source.nbytes + skip
+    size = max(1, source.nbytes + skip)
     buffer = library.ggml_backend_dev_buffer_from_host_ptr(device, address - skip, size, size)
     if not buffer:
         raise MemoryError(source.nbytes)

@@ -164,7 +164,7 @@ class FakeGgml:
     def do_backend_dev_get_props(self, device, address):
         props = Props.from_address(address)
         props.description, props.type, props.memory_total = b"fake", 1, 1 << 34
-        props.is_async = props.events = True
+        props.is_async = props.events = props.buffer_from_host_ptr = True
 
     def do_backend_dev_buffer_type(self, device):
         return KIND
@@ -186,6 +186,9 @@ class FakeGgml:
 
     def do_backend_buft_alloc_buffer(self, kind, nbytes):
         return self.keep(ctypes.create_string_buffer(nbytes + 64))
+
+    def do_backend_dev_buffer_from_host_ptr(self, device, address, nbytes, largest):
+        return self.keep((ctypes.c_char * nbytes).from_address(address))
 
     def do_backend_buffer_free(self, buffer):
         del self.kept[buffer]
