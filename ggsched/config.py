@@ -243,7 +243,8 @@ class Settings:
     )  # fmt: skip
     threads: int | None = _variable(
         None, f"a number from 1 to {MAX_THREADS}", _threads,
-        "How many threads of the backend cpu compute, for all its devices and streams together.",
+        "How many threads of the backend cpu compute, for all its devices and streams together, "
+        "and on the host for each stream of the backend ggml.",
         owner="cpu", unset="the physical cores that the process may use",
         flag=Flag(
             "-t --threads", lambda text: None if text == "-1" else _threads(text),
@@ -252,6 +253,16 @@ class Settings:
             f"is not a number of threads from 1 to {MAX_THREADS}",
             heading=PIPELINES, metavar="N",
         ),
+    )  # fmt: skip
+    ggml: str | None = _variable(
+        None, "a folder", str,
+        "Where the library of ggml is whose devices the backend ggml offers.",
+        owner="ggml", unset="llama-cpp-python or ggml-python, where installed, or the system",
+    )  # fmt: skip
+    ggml_rpc: str | None = _variable(
+        None, "addresses with commas between them, e.g. 10.0.0.2:50052", str,
+        "Servers of ggml's RPC whose devices the backend ggml offers, as ggml:RPC0.",
+        owner="ggml", unset="none",
     )  # fmt: skip
     models: str | None = _variable(
         None, "a folder", str,

@@ -1,13 +1,10 @@
 """``ggsched conform``: put a backend to the contract."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache, partial
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.table import Table
@@ -23,8 +20,8 @@ from ggsched_commands.spread_options import shown_results, spread_options
 from ggsched_testing.spread import Spread
 
 if TYPE_CHECKING:
-    from ggsched_testing.conformance import Case, CaseResult, ConformanceReport, ConformanceRunner
-    from ggsched_testing.conformance.report import CaseOutcome
+    from ggsched_testing.conformance import Case, CaseResult, ConformanceReport
+    from ggsched_testing.conformance.isolated import KitRun
 
 _FINDING: Final = 1
 _EXAMPLES: Final = 50
@@ -51,6 +48,18 @@ _STYLE: Final = {"FAILED": "bold red", "skipped": "dim", "waived": "yellow"}
     "Test one user-defined op, which MODULE registers, instead of the backend.",
     metavar="[MODULE:]NAME",
 )
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Run cases in a process of their own, which a faulty backend may end. A backend such as "
+    "ggml does so without being asked.",
+)
+@option(
+    "--emit-c",
+    "Write a program in C for each case that fails, of the library's calls, where a backend can.",
+    click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print each case when it is done.")
 @spread_options
 @json_option
@@ -63,6 +72,8 @@ def conform(
     max_examples: int,
     rules: str | None,
     op: str | None,
+    isolate: bool,
+    emit_c: Path | None,
     verbose: bool,
     jobs: int,
     ray: str | None,
@@ -75,20 +86,27 @@ def conform(
     the command that replays it. The exit code is 1 if a rule is broken or a waiver is stale. Cases
     are shared out by --jobs, or by --ray, where each node tests its own device of that name.
     """
-    from ggsched_testing.conformance import Harness, run_conformance
+    from ggsched_testing.conformance import run_conformance
+    from ggsched_testing.conformance.isolated import KitRun, isolated
 
     tested = None if op is None else named_op(op)  # registered before devices are opened
-    kit = KitRun(name, settings.backends, seed, max_examples, op)
-    how = Spread(jobs, ray, journal)
+    folder = "" if emit_c is None else str(emit_c.resolve())
+    kit = KitRun(name, settings.backends, seed, max_examples, op, folder)
+    harness, how = kit.harness(), Spread(jobs, ray, journal)
+    is_isolated = isolate or harness.is_isolated or emit_c is not None
+    if emit_c is not None:
+        emit_c.mkdir(parents=True, exist_ok=True)
+    elsewhere = partial(isolated, kit)
+    each = elsewhere if is_isolated else None
     report = run_conformance(
-        Harness.named(name, allow=settings.backends),
+        harness,
         seed=seed,
         max_examples=max_examples,
         rules=rules,
         op=tested,
         verbose=_log_result if verbose else None,
-        each=None if how.is_plain else partial(_shared, how, kit),
-        anew=partial(_in_fresh_processes, kit),
+        each=each if how.is_plain else partial(_shared, how, kit, is_isolated),
+        anew=elsewhere,
     )
     if as_json:
         write_json(report.to_json())
@@ -97,84 +115,21 @@ def conform(
     return 0 if report.ok else _FINDING
 
 
-class KitRun(NamedTuple):
-    """What a process needs in order to run cases of the kit.
-
-    Attributes:
-        name: Of the device.
-        backends: Those that may be used; None for all.
-        seed: Of all random choices.
-        max_examples: Random programs to try.
-        op: As in ``--op``.
-    """
-
-    name: str
-    backends: tuple[str, ...] | None
-    seed: int
-    max_examples: int
-    op: str | None
-
-
-def _shared(how: Spread, kit: KitRun, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
+def _shared(
+    how: Spread, kit: "KitRun", is_isolated: bool, cases: Sequence["Case"]
+) -> Iterator["CaseResult"]:
     """Run cases elsewhere."""
     from ggsched_testing.conformance import CaseResult
+    from ggsched_testing.conformance.isolated import isolated_outcome, outcome
     from ggsched_testing.conformance.report import CaseOutcome
+
+    run = isolated_outcome if is_isolated else outcome
 
     names = [case.name for case in cases]
     work = f"conformance {kit}"
-    outcomes = shown_results(
-        how, partial(_outcome, kit), names, keys=names, work=work, kind=CaseOutcome
-    )
+    outcomes = shown_results(how, partial(run, kit), names, keys=names, work=work, kind=CaseOutcome)
     for case, found in zip(cases, outcomes, strict=True):
         yield CaseResult(case, *found)
-
-
-def _in_fresh_processes(kit: KitRun, cases: Sequence["Case"]) -> Iterator["CaseResult"]:
-    """Run cases in a process of their own, and in another one whenever the device is lost."""
-    from ggsched_testing.conformance import CaseResult
-    from ggsched_testing.conformance.report import DEVICE_LOST
-
-    pool: ProcessPoolExecutor | None = None
-    gone = ""
-    try:
-        for case in cases:
-            if gone:
-                yield CaseResult(case, "skip", gone, seed=kit.seed)
-                continue
-            pool = pool or ProcessPoolExecutor(1, get_context("spawn"))
-            try:
-                result = CaseResult(case, *pool.submit(_outcome, kit, case.name).result())
-            except BrokenProcessPool:
-                reason = f"{DEVICE_LOST}: the process ended"
-                result = CaseResult(case, "fail", reason, seed=kit.seed)
-            except Exception as error:  # what opening a device raises, as without processes
-                gone = f"{DEVICE_LOST}, and no new process can open it: {error}"
-                result = CaseResult(case, "skip", gone, seed=kit.seed)
-            yield result
-            if result.is_lost:
-                pool.shutdown()
-                pool = None
-    finally:
-        if pool is not None:
-            pool.shutdown()
-
-
-def _outcome(kit: KitRun, case: str) -> "CaseOutcome":
-    from ggsched_testing.conformance.report import CaseOutcome
-
-    runner, cases = _runner(kit)
-    found = runner.run(cases[case])
-    return CaseOutcome(found.verdict, found.reason, found.program, found.seed, found.seconds)
-
-
-@lru_cache(maxsize=1)
-def _runner(kit: KitRun) -> tuple["ConformanceRunner", dict[str, "Case"]]:
-    from ggsched_testing.conformance import ConformanceRunner, Harness, all_cases
-    from ggsched_testing.conformance.cases_user_op import user_op_cases
-
-    cases = all_cases() if kit.op is None else user_op_cases(named_op(kit.op))
-    harness = Harness.named(kit.name, allow=kit.backends)
-    return ConformanceRunner(harness, kit.seed, kit.max_examples), {c.name: c for c in cases}
 
 
 def _log_result(result: "CaseResult") -> None:
@@ -183,7 +138,7 @@ def _log_result(result: "CaseResult") -> None:
     )
 
 
-def _show(report: "ConformanceReport", kit: KitRun) -> None:
+def _show(report: "ConformanceReport", kit: "KitRun") -> None:
     from ggsched_testing.conformance.report import explain
 
     console = output()

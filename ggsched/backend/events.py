@@ -42,6 +42,11 @@ class BaseEvent:
         """Whether waiting for it means anything: recorded, and not complete or failed."""
         return self._progress is not None and not self._progress.is_good(self._position)
 
+    @property
+    def recorded_at(self) -> tuple[Progress, int] | None:
+        """The stream that recorded it and its position there; None before that."""
+        return None if self._progress is None else (self._progress, self._position)
+
     def mark(self, progress: Progress) -> None:
         """Record it at the present end of a stream; the stream has checked that it may be."""
         self._progress = progress

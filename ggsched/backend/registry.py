@@ -3,9 +3,10 @@
 No plug-in can hide: each one that is installed has a ``BackendStatus``, with a reason and a hint
 where it cannot be used, and none of them can harm the others. Nothing is remembered between
 calls. The names of devices are ``backend:index``, as in ``--devices opencl:0,cpu:0``, and
-``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``. Devices of
-other machines are ``backend://machine/device``, where a backend has ``open_named``; all devices in
-a list are of that backend then.
+``backend:index/part`` where a backend has ``open_part``, as in ``cuda:0/0,cuda:0/1``. A backend
+with ``device_names`` has names in place of indices, as in ``ggml:CPU``. Devices of other machines
+are ``backend://machine/device``, where a backend has ``open_named``; all devices in a list are of
+that backend then.
 """
 
 import contextlib
@@ -39,7 +40,9 @@ _LOG: Final = logging.getLogger("ggsched")
 MAX_DEVICES: Final = 1024
 _BLOCKED: Final = ("GGSCHED_BACKENDS does not name it", "add it there")
 _SPEC: Final = re.compile(
-    r"(?P<name>[A-Za-z_][\w.-]*)(:(?P<index>[0-9]{1,6})(/(?P<part>[0-9]{1,6}))?)?", re.ASCII
+    r"(?P<name>[A-Za-z_][\w.-]*)"
+    r"(:(?P<index>[0-9]{1,6}|[A-Za-z_][\w.:\[\]-]*)(/(?P<part>[0-9]{1,6}))?)?",
+    re.ASCII,
 )
 _ELSEWHERE: Final = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)://.*", re.ASCII)
 
@@ -184,19 +187,20 @@ def open_devices(
         usable = {plugin.name: plugin for plugin, taken in allowed if not taken}
         found = _pick(elsewhere, usable, {plugin.name for plugin in blocked}).load()
         return _open_named(found, [spec.strip() for spec in specs])
-    wanted = [_parse(spec) for spec in specs]
+    wanted = [parsed(spec) for spec in specs]
     if not wanted:
         raise UsageError("no device is named", hint="write e.g. opencl:0,cpu:0")
     usable = {plugin.name: plugin for plugin, taken in allowed if not taken}
     with _closing_on_error() as opened:
         backends: dict[str, Backend] = {}
-        for name, index, part in wanted:
+        for name, which, part in wanted:
             if name not in backends:
                 backends[name] = _pick(name, usable, {plugin.name for plugin in blocked}).load()
                 _warn_of_rivals(name, allowed)
-            for i in range(_count(backends[name])) if index is None else (index,):
-                _refuse_twice(_name_of(name, i, part), opened)
-                opened.append(_open(backends[name], i, part))
+            found = backends[name]
+            for i in range(_count(found)) if which is None else (index_of(found, which),):
+                _refuse_twice(_name_of(found, i, part), opened)
+                opened.append(_open(found, i, part))
         if not opened:
             raise BackendUnavailable(
                 "it offers no device unless one is named",
@@ -288,7 +292,7 @@ def _reason(error: GgschedError) -> str:
 
 
 def _device_status(backend: Backend, index: int) -> DeviceStatus:
-    name = f"{backend.name}:{index}"
+    name = _name_of(backend, index, None)
 
     def opened_and_closed() -> DeviceFacts:
         device = _open(backend, index)
@@ -321,11 +325,11 @@ def _count(backend: Backend) -> int:
 
 def _open(backend: Backend, index: int, part: int | None = None) -> Device:
     """Open a device whose facts can be true and belong to it."""
-    name = _name_of(backend.name, index, part)
+    name = _name_of(backend, index, part)
     try:
         device = open_checked(backend, index, part)
     except BackendUnavailable as error:
-        if part is None and index < _count(backend):
+        if part is None and index < max(_count(backend), len(_names_of(backend))):
             raise
         # Nobody promised that index: it is the name that is wrong, not the machine.
         raise UsageError(error.what, where=name, why=error.why, hint=error.hint) from error
@@ -420,19 +424,53 @@ def _example_of(backend: Backend) -> str:
     return f"write {getattr(backend, 'example', f'{backend.name}:0')}"
 
 
-def _name_of(name: str, index: int, part: int | None) -> str:
-    return f"{name}:{index}" if part is None else f"{name}:{index}/{part}"
+def _names_of(backend: Backend) -> Sequence[str]:
+    """Return what a backend calls its devices, in the order of their indices; mostly nothing."""
+    own: Any = backend
+    if not hasattr(type(own), "device_names"):
+        return ()
+    names: Sequence[str] = guarded(
+        own.name, "asking for the names of its devices", lambda: tuple(own.device_names)
+    )
+    return names
 
 
-def _parse(spec: str) -> tuple[str, int | None, int | None]:
+def _name_of(backend: Backend, index: int, part: int | None) -> str:
+    names = _names_of(backend)
+    which = names[index] if index < len(names) else index
+    return f"{backend.name}:{which}" if part is None else f"{backend.name}:{which}/{part}"
+
+
+def index_of(backend: Backend, which: str) -> int:
+    """Return the index of a device that is named by index or by name."""
+    if which.isdigit():
+        return int(which)
+    names = _names_of(backend)
+    if which in names:
+        return names.index(which)
+    if not names:
+        raise _malformed(f"{backend.name}:{which}")
+    raise UsageError(
+        f"there is no device {backend.name}:{which}", hint=_suggest(which, names, "there are")
+    )
+
+
+def parsed(spec: str) -> tuple[str, str | None, int | None]:
+    """Return backend, index or name, and part of the name of a device, as far as it has them.
+
+    Raises:
+        UsageError: it is not one.
+    """
     match = _SPEC.fullmatch(spec.strip())
     if not match:
-        raise UsageError(
-            f"{spec!r} is not a device",
-            hint="write a backend and a number, as in opencl:0 or cpu:0",
-        )
-    index, part = (None if match[key] is None else int(match[key]) for key in ("index", "part"))
-    return match["name"], index, part
+        raise _malformed(spec)
+    return match["name"], match["index"], None if match["part"] is None else int(match["part"])
+
+
+def _malformed(spec: str) -> UsageError:
+    return UsageError(
+        f"{spec!r} is not a device", hint="write a backend and a number, as in opencl:0 or cpu:0"
+    )
 
 
 def _warn_of_rivals(name: str, allowed: Sequence[tuple[Plugin, str]]) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from ggsched.backend import reference
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
@@ -16,7 +17,7 @@ from ggsched.topology.caps import runs_by_reference
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.times import timeline_of
 from ggsched.trace.utilization import account
-from ggsched_cpu import native, reference
+from ggsched_cpu import native
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.supported import BUILT_IN_WITH_KERNEL
 from ggsched_testing.eager import bound_nodes, run_direct

@@ -8,7 +8,7 @@ import pytest
 from ggsched.errors import BackendUnavailable
 from ggsched.sanitize import check_plan
 from ggsched_llm.load import load_model
-from ggsched_llm.offload import Offload
+from ggsched_llm.offload import Offload, read_overrides
 from ggsched_llm.session import Session, SessionOptions
 from tests.models.helpers import Runner
 from tests.models.reference_models import LONG, N_CTX, REFERENCES, write_reference
@@ -39,6 +39,13 @@ LARGEST = {"qwen3next-f32": 2e-4, "qwen35moe-f32": 5e-5}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("reference")
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_ggml(request, monkeypatch):
+    """Let ggml's threads not spin while others are to run."""
+    if "ggml" in request.node.name:
+        monkeypatch.setenv("GGSCHED_THREADS", "1")
 
 
 def model_of(folder, name):
@@ -87,11 +94,17 @@ def test_decode(folder, name):
     assert_close(name, np.concatenate(rows), wanted["dec_logits"][: count + 1])
 
 
+SOME_BLOCKS = Offload(overrides=read_overrides("blk[.][01][.]=ggml:CPU"))
 MIXES = {
     "cpu": (("cpu:0",), Offload()),
     "opencl": (("opencl:0", "cpu:0"), Offload()),
     "half": (("opencl:0", "cpu:0"), Offload(n_gpu_layers=2)),
     "experts": (("opencl:0", "cpu:0"), Offload(n_cpu_moe=2)),
+    "ggml": (("ggml:CPU",), Offload()),
+    "ggml-half": (
+        ("ggml:CPU", "cpu:0"),
+        Offload(overrides=read_overrides("blk[.][01][.]=ggml:CPU")),
+    ),
 }
 
 
@@ -102,7 +115,7 @@ def mixes(names):
                 continue
             # OpenCL compiles every type of weight for seconds.
             quick = ("gemma3-f32", "mixtral-f32", "llama-q4_k_m", "mamba2-f32")
-            slow = mix == "opencl" or (mix != "cpu" and name not in quick)
+            slow = mix == "opencl" or (mix not in ("cpu", "ggml") and name not in quick)
             slow = slow or (name in ROUNDED and name != "gptoss-q8_0")
             yield pytest.param(name, mix, marks=[pytest.mark.slow] if slow else [])
 

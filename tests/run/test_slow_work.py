@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
+from ggsched.backend import base_worker
 from ggsched.backend.progress import PARTS, progress_of, wait_patiently
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
@@ -15,7 +16,6 @@ from ggsched.errors import SyncTimeout
 from ggsched.passes.place import Constraints
 from ggsched.run.executor import Executor
 from ggsched.scheduler import Scheduler
-from ggsched_cpu import stream
 from tests.run.devices import Latch, TestDevice
 
 TIMEOUT_S = 0.4
@@ -105,7 +105,7 @@ def held(monkeypatch, caplog):
 
         look = Executor._progress
         monkeypatch.setattr(Executor, "_progress", progress)
-        monkeypatch.setattr(stream, "_thread_clock", lambda: kernel.clock)
+        monkeypatch.setattr(base_worker, "thread_clock", lambda: kernel.clock)
         device = TestDevice(gelu=kernel, is_async=True)
         g = GraphBuilder("held")
         graph = g.build(g.gelu(g.input("x", X.shape), name="slow"))

@@ -16,12 +16,16 @@ _SHOWN = 4
 class CallTrace:
     """Gives things short names and writes down what was called.
 
+    Args:
+        echo: Called with each line before the call is made.
+
     Attributes:
         lines: The calls so far, for people.
         count: How many lines were written, those that were dropped again included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, echo: Callable[[str], None] | None = None) -> None:
+        self._echo = echo
         self.lines: list[str] = []
         self.count = 0
         self._names: dict[int, str] = {}
@@ -62,6 +66,8 @@ class CallTrace:
         """Write something down."""
         self.lines.append(line)
         self.count += 1
+        if self._echo is not None:
+            self._echo(line)
 
     def run(self, line: str, call: Callable[[], T]) -> T:
         """Write a call down, make it, and write down what it raises."""

@@ -60,6 +60,7 @@ class TestContext:
         *,
         can_hold: bool = True,
         max_examples: int = MAX_EXAMPLES,
+        echo: Callable[[str], None] | None = None,
     ) -> None:
         self.devices = tuple(devices)
         self.harness = harness
@@ -67,7 +68,7 @@ class TestContext:
         self.max_examples = max_examples
         self.can_hold = can_hold
         self.rng = np.random.default_rng([seed, crc32(name.encode())])
-        self.call_trace = CallTrace()
+        self.call_trace = CallTrace(echo)
         self._open: list[Any] = []
         self._holds: list[Hold] = []
         for device in self.devices:

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal
 
 from ggsched.backend.plugins import REPORT, EntryPointLike, Plugin, find_plugins
 from ggsched.backend.protocols import CONTRACT_VERSION, Backend, Device, Stream, Version
-from ggsched.backend.registry import open_devices
+from ggsched.backend.registry import index_of, open_devices, parsed
 from ggsched.errors import BackendBroken, BackendUnavailable, OutOfDeviceMemory, UsageError
+from ggsched_testing.conformance.c_program import CLibrary
 from ggsched_testing.conformance.latch import Latch, can_wait_for_host_events, hold_by_event
 from ggsched_testing.conformance.watchdog import Hung, guarded
 
@@ -73,6 +74,8 @@ class Harness:
             depend on it; a broken one needs a moment to show itself.
         repeats: How often each case runs, with seeds that follow each other.
         far_offsets: Whether buffers of gigabytes may be made, of which some bytes are used.
+        is_isolated: Whether cases run in a process of their own, because the backend may end it.
+        c_library: The library as programs in C call it, if failures can be shown in C.
         contract: Version of the contract that the backend was written against; later cases are
             skipped. An installed backend's own unless given.
     """
@@ -87,6 +90,8 @@ class Harness:
     grace_s: float = 0.01
     repeats: int = 1
     far_offsets: bool = True
+    is_isolated: bool = False
+    c_library: CLibrary | None = None
     contract: Version = CONTRACT_VERSION
 
     @classmethod
@@ -100,7 +105,7 @@ class Harness:
         """Return the harness of an installed backend, its own or the default.
 
         Args:
-            spec: ``backend`` or ``backend:index``.
+            spec: ``backend``, ``backend:index`` or ``backend:name``.
             allow: Backends that may be used.
             entry_points: Take the place of the installed ones.
 
@@ -109,23 +114,27 @@ class Harness:
             BackendUnavailable: it cannot be used here.
             BackendBroken: the plug-in is defective.
         """
-        name, colon, index = spec.partition(":")
-        if colon and not (index.isascii() and index.isdigit()):
-            raise UsageError(
-                f"{spec!r} is not a device", hint="write a name and a number: opencl:0"
-            )
+        name, which, part = parsed(spec)
         plugins = find_plugins(entry_points)
         known = sorted({plugin.name for plugin in plugins})
         if name not in known:
             raise UsageError(
                 f"no backend {name!r} is installed", hint=f"installed: {', '.join(known) or 'none'}"
             )
-        first = int(index or 0)
+        which = which or "0"
+
+        def spec_of(i: int) -> str:
+            """Return the name of another device: by number, or on the same one by part."""
+            if part is None and which.isdigit():
+                return f"{name}:{int(which) + i}"
+            other = i if part is None else part + i
+            return f"{name}:{which}" if part is None and not i else f"{name}:{which}/{other}"
+
         # Each case opens devices; what is installed is looked up once for all of them.
         points = [plugin.entry_point for plugin in plugins]
 
         def open_named(count: int, seed: int) -> Sequence[Device]:
-            specs = [f"{name}:{first + i}" for i in range(count)]
+            specs = [spec_of(i) for i in range(count)]
             while True:
                 try:
                     return open_devices(specs, allow=allow, entry_points=points)
@@ -136,7 +145,8 @@ class Harness:
 
         plugin = next(p for p in plugins if p.name == name)
         backend = _loaded(plugin)
-        plain = cls(f"{name}:{first}", open_named, contract=backend.contract_version)
+        index_of(backend, which)  # refuses other names
+        plain = cls(spec_of(0), open_named, contract=backend.contract_version)
         return adapted(plain, _own(plugin, backend))
 
     def hold(self, stream: Stream) -> Latch | None:

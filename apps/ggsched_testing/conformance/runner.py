@@ -86,12 +86,17 @@ class DeviceLost(Exception):
 
 
 class ConformanceRunner:
-    """A harness with what was learned about its devices: which needs they meet."""
+    """A harness with what was learned about its devices: which needs they meet.
+
+    Attributes:
+        echo: Called with each call of a case before it is made, if given.
+    """
 
     def __init__(self, harness: Harness, seed: int = 0, max_examples: int = MAX_EXAMPLES) -> None:
         self.harness = harness
         self.seed = seed
         self.max_examples = max_examples
+        self.echo: Callable[[str], None] | None = None
         self._lacking: dict[str, str] = {}
         self._has_opened = False
         self._lost_in = ""
@@ -160,6 +165,7 @@ class ConformanceRunner:
             seed,
             can_hold=can_hold,
             max_examples=self.max_examples,
+            echo=self.echo,
         )
 
     def _once(self, case: Case, seed: int) -> CaseResult:
