@@ -40,14 +40,14 @@ class ProgramOptions(msgspec.Struct, frozen=True):
 
 def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str]) -> int:
     """Run and record a program; return its exit code."""
-    target = arguments[0]
+    target, has_begun = arguments[0], False
     sys.argv = list(arguments)
-    sys.path.insert(
-        0, os.getcwd() if options.is_module else os.path.dirname(os.path.abspath(target))
-    )
+    if not options.is_module:
+        sys.path[0] = os.path.dirname(os.path.abspath(target))
     with open(journal, "wb", buffering=0) as out:
         try:
             with recorder_into(out, target, rows=options.rows, simulate=options.simulate) as rec:
+                has_begun = True
                 try:
                     _run(target, options.is_module)
                 finally:
@@ -56,18 +56,23 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
                     if rec.recording.failure is not None:
                         why = rec.recording.failure
                         write_err(f"ggsched race: the record is cut off: {why}\n")
-        except SystemExit as ended:
-            return _code(ended.code)
-        except KeyboardInterrupt:
+        except BaseException as error:  # of any program; it ends as it would without a recorder
+            return _ended_by(error, has_begun)
+    return 0
+
+
+def _ended_by(error: BaseException, has_begun: bool) -> int:
+    """Say why a program has ended, as Python does; return its exit code."""
+    match error:
+        case SystemExit():
+            return _code(error.code)
+        case KeyboardInterrupt():
             return INTERRUPTED
-        except GgschedError as error:
+        case GgschedError() if not has_begun:
             write_err(f"ggsched race: {error.one_line()}\n")
             return error.exit_code
-        except BaseException as error:  # of any program; it ends as it would without a recorder
-            tb = _without_own(error.__traceback__)
-            traceback.print_exception(type(error), error, tb)
-            return 1
-    return 0
+    traceback.print_exception(type(error), error, _without_own(error.__traceback__))
+    return 1
 
 
 def _run(target: str, is_module: bool) -> None:
