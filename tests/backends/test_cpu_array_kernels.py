@@ -162,6 +162,17 @@ def test_indices_out_of_range_are_errors(op, more, params, index):
         scheduler.run(graph, {t.name: values[t.name] for t in graph.roots(Role.INPUT)})
 
 
+@pytest.mark.parametrize(("shape", "places"), [((2, 6, 5), (3, 4, 5)), ((2, 0), (2, 1))])
+def test_indices_beside_the_operand_are_errors(shape, places):
+    """Other axes may be shorter, but not as long by another shape; and nothing is in no slice."""
+    g = GraphBuilder()
+    x, ids = g.input("x", shape), g.input("ids", places, "i64")
+    graph = g.build(g.op("nd.gather_elements", x, ids, axis=len(shape) - 1))
+    values = {"x": np.ones(shape, np.float32), "ids": np.zeros(places, np.int64)}
+    with Scheduler(["cpu:0"]) as scheduler, pytest.raises(GgschedError):
+        scheduler.run(graph, values)
+
+
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_the_best_of_rows(data, seed):

@@ -359,8 +359,30 @@ def test_scales_and_channels_go_into_the_convolution_before():
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+GELU = [
+    node("Pow", "x three", "c"),
+    node("Mul", "c share", "d"),
+    node("Add", "x d", "e"),
+    node("Mul", "e root", "f"),
+    node("Tanh", "f", "t"),
+    node("Add", "t one", "u"),
+    node("Mul", "x half", "h"),
+]
 ACTIVATIONS = {
     "silu": ([node("Sigmoid", "x", "s"), node("Mul", "x s", "y")], "silu"),
+    "gelu": ([*GELU, node("Mul", "h u", "y")], "gelu"),
+    "gelu halved at last": (
+        [*GELU[:-1], node("Mul", "x u", "v"), node("Mul", "v half", "y")],
+        "gelu",
+    ),
+    "gelu of no cube": (
+        [node("Tanh", "x", "s"), node("Mul", "s x", "c"), *GELU[1:], node("Mul", "h u", "y")],
+        "mul",
+    ),
+    "gelu of another cube": (
+        [node("Mul", "x x", "s"), node("Mul", "s s", "c"), *GELU[1:], node("Mul", "h u", "y")],
+        "mul",
+    ),
     "hard_swish by hard_sigmoid": (
         [node("HardSigmoid", "x", "s", alpha=1 / 6, beta=0.5), node("Mul", "s x", "y")],
         "nd.hard_swish",
@@ -386,11 +408,12 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_that_are_spelled_out(name):
     nodes, op = ACTIVATIONS[name]
-    numbers = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)}
+    numbers = {"three": 3, "zero": 0, "six": 6, "half": 0.5, "one": 1, "share": 0.044715}
+    numbers = {n: np.float32(v) for n, v in {**numbers, "root": np.sqrt(2 / np.pi)}.items()}
     proto = model(nodes, [tensor("x", [2, 40])], [tensor("y", None)], numbers)
     made = ggsched.from_onnx(proto)
     assert made.graph.nodes[-1].op == op
-    assert (len(made.graph.nodes) == 1) == (op in ("silu", "nd.hard_swish"))
+    assert (len(made.graph.nodes) == 1) == (op in ("silu", "gelu", "nd.hard_swish"))
     x = 4 * RNG.standard_normal((2, 40)).astype(np.float32)
     with ggsched.Scheduler(["cpu:0"], weights=made.weight) as scheduler:
         found = made.run(scheduler, {"x": x})["y"]

@@ -94,6 +94,24 @@ def test_classification_by_trees(post):
                 post_transform=post, **attrs)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "at", "value", "words"),
+    [
+        ("nodes_truenodeids", 0, 0, "a tree has a cycle"),
+        ("nodes_truenodeids", 0, 99, "nodes that are not there"),
+        ("nodes_modes", 0, "BRANCH_MEMBER", "modes .'BRANCH_MEMBER'."),
+        ("target_nodeids", 0, 99, "node 99 of tree 0, or target 0, is not there"),
+        ("target_weights", slice(None), [1.0], "do not fit"),
+    ],
+)
+def test_trees_that_are_broken(name, at, value, words):
+    attrs = trees(1, 2, 3)
+    attrs[name][at] = value
+    made = from_onnx(model_of("TreeEnsembleRegressor", rows(2, 3), (1,), **attrs))
+    with pytest.raises(ModelError, match=words):
+        made.bind()
+
+
 def test_linear_models():
     x, w = rows(6, 4)[1:], RNG.standard_normal(12).astype(np.float32).tolist()
     compare("LinearRegressor", x, coefficients=w, intercepts=[0.1, 0.2, 0.3], targets=3)

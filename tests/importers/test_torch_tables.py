@@ -143,6 +143,12 @@ def test_calls_compute_what_they_say(target, args, wanted):
     np.testing.assert_allclose(computed(target, *args), wanted, rtol=1e-5)
 
 
+def test_running_sums_of_exponentials_far_apart():
+    x = np.array([*[-np.inf] * 3, -200, -np.inf, 3, -np.inf, 90, np.inf], np.float32)
+    made = convert("aten.logcumsumexp.default", Emitter("one"), "here", (Const(x), 0), {})
+    np.testing.assert_allclose(made.array, np.logaddexp.accumulate(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("exponent", [-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0, 1.5, 7.0])
 def test_powers_are_products_where_these_are_as_exact(exponent):
     emit = Emitter("power")

@@ -7,6 +7,7 @@ activations that are one op here.
 
 from collections import Counter
 from collections.abc import Mapping
+from math import pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -122,7 +123,10 @@ class _Rewrite:
     def _activation(
         self, op: str, operands: list[Tensor], params: Mapping[str, Param]
     ) -> tuple[str, list[Tensor], dict[str, Param]] | None:
-        """Return ``silu`` or ``hard_swish`` if this is the last node of what spells them out."""
+        """Return the activation that is spelled out, if this is the last node of one."""
+        gelu = self._gelu(op, operands, params)
+        if gelu is not None:
+            return "gelu", [gelu], {}
         if op == "mul":
             for x, factor in (operands, operands[::-1]):
                 made = self._once(factor)
@@ -148,6 +152,44 @@ class _Rewrite:
             if six and _is_near("scale", moved.params, scale=1.0, bias=3.0):
                 return "nd.hard_swish", [x], {}
         return None
+
+    def _gelu(self, op: str, operands: list[Tensor], params: Mapping[str, Param]) -> Tensor | None:
+        """Return x if this is ``x / 2 * (1 + tanh(...))``, in any order of the products."""
+        is_half = op == "scale" and _is_near(op, params, scale=0.5, bias=0.0)
+        product = self._once(operands[0]) if is_half else None
+        factors = product.operands if product and product.op == "mul" else operands
+        if op != "mul" and factors is operands:
+            return None
+        for a, b in (factors, factors[::-1]):
+            x = self._in_gelu(b)
+            half = a if is_half else self._scaled(a, 0.5)
+            if x is not None and half is not None and half.id == x.id:
+                return x
+        return None
+
+    def _in_gelu(self, t: Tensor) -> Tensor | None:
+        """Return x if a tensor is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))``."""
+        curve = self._operands("tanh", self._scaled(t, 1.0, 1.0))
+        terms = self._operands("add", self._scaled(curve[0], sqrt(2 / pi)) if curve else None)
+        for x, other in (terms, terms[::-1]) if terms else ():
+            cube = self._operands("mul", self._scaled(other, 0.044715))
+            for a, b in (cube, cube[::-1]) if cube else ():
+                square = self._operands("mul", a)
+                if square and {v.id for v in (b, *square)} == {x.id}:
+                    return x
+        return None
+
+    def _scaled(self, t: Tensor, scale: float, bias: float = 0.0) -> Tensor | None:
+        """Return what a tensor that one node reads is, times a number plus a number."""
+        made = self._once(t)
+        if made is None or made.op != "scale":
+            return None
+        return made.operands[0] if _is_near(made.op, made.params, scale=scale, bias=bias) else None
+
+    def _operands(self, op: str, t: Tensor | None) -> list[Tensor]:
+        """Return the operands of what made a tensor, if it is an op and one node reads it."""
+        made = None if t is None else self._once(t)
+        return made.operands if made is not None and made.op == op else []
 
     def _once(self, t: Tensor) -> _Made | None:
         """Return how a tensor was made that one node reads."""

@@ -57,7 +57,6 @@ class _Trees:
             pair: i for i, pair in enumerate(zip(trees.tolist(), nodes.tolist(), strict=True))
         }
         self.modes = list(c.attrs["nodes_modes"])
-        own = np.arange(len(nodes))
         is_leaf = np.array([m == "LEAF" for m in self.modes])
         self.then, self.other = (
             np.array([
@@ -69,8 +68,8 @@ class _Trees:
         unknown = {m for m in self.modes if m != "LEAF" and m not in _TESTS}
         if unknown or min(self.then.min(), self.other.min()) < 0:
             raise c.bad(f"modes {sorted(unknown)} or nodes that are not there")
-        targets = {*self.then[~is_leaf].tolist(), *self.other[~is_leaf].tolist()}
-        self.roots = [int(i) for i in own if int(i) not in targets]
+        # The first node of each tree.
+        self.roots = [*{t: i for i, t in reversed([*enumerate(trees.tolist())])}.values()]
         self.depth = self._depth(c, is_leaf)
 
     def _depth(self, c: Call, is_leaf: Array) -> int:

@@ -38,9 +38,8 @@ def _running_extreme(c: Call, self: Value, dim: int) -> list[Value]:
 
     def join(a: Pair, b: Pair) -> Pair:
         is_later = c.nd(op, a[0], b[0])
-        if is_float(self):  # the first NaN stays
-            later_nan = c.nd("is_nan", b[0])
-            is_later = c.nd("or", is_later, later_nan)
+        if is_float(self):  # NaN stays, and of several the last
+            is_later = c.nd("or", is_later, c.nd("is_nan", b[0]))
         return c.nd("where", is_later, b[0], a[0]), c.nd("where", is_later, b[1], a[1])
 
     return list(_scanned(c, (self, places), axis, join))
@@ -55,9 +54,9 @@ def _running_log_sum(c: Call, self: Value, dim: int) -> Value:
     def join(a: Pair, b: Pair) -> Pair:
         """Of a largest element and the sum of exponentials without it."""
         high = c.nd("max", a[0], b[0])
-        top = c.nd("where", c.nd("is_inf", high), c.const(0, kind), high)
-        parts = (c.nd("mul", v[1], c.nd("exp", c.nd("sub", v[0], top))) for v in (a, b))
-        return top, c.nd("add", *parts)
+        away = c.nd("where", c.nd("is_inf", high), c.const(0, kind), high)
+        parts = (c.nd("mul", v[1], c.nd("exp", c.nd("sub", v[0], away))) for v in (a, b))
+        return high, c.nd("add", *parts)
 
     top, total = _scanned(c, (self, filled(c, self.shape, 1, kind)), axis, join)
     return c.nd("add", c.nd("log", total), top)

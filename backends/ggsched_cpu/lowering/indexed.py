@@ -65,9 +65,13 @@ def _by_element(
 
     Other axes must be those of the table.
     """
-    outer, extent, inner = (prod(n) for n in _around(table.shape, axis))
-    if (outer, inner) != tuple(prod(n) for n in _around(ids.shape, axis)[::2]):
+    if _without(table.shape, axis) != _without(ids.shape, axis):
         return None
+    outer, extent, inner = (
+        prod(table.shape[:axis]),
+        table.shape[axis],
+        prod(table.shape[axis + 1 :]),
+    )
     count, step = ids.shape[axis], inner * table.itemsize
     shape: tuple[int, ...]
     place: Array
@@ -93,8 +97,8 @@ def _by_element(
     )  # fmt: skip
 
 
-def _around(shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
-    return shape[:axis], shape[axis : axis + 1], shape[axis + 1 :]
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return *shape[:axis], *shape[axis + 1 :]
 
 
 def _by_tuple(
@@ -150,7 +154,9 @@ def _put(put: Callable[[Node, Kernels], Task | None]) -> Callable[..., list[Task
 
 def _is_plain(node: Node) -> bool:
     arrays = *node.inputs, node.out
-    return node.dtype(1) is I64 and all(a.flags.c_contiguous and a.flags.aligned for a in arrays)
+    if node.dtype(1) is not I64 or not node.inputs[0].size:
+        return False
+    return all(a.flags.c_contiguous and a.flags.aligned for a in arrays)
 
 
 EMITTERS: Final = {
