@@ -181,7 +181,8 @@ class Worker:
         self.points: dict[int, Any] = {}
         self._here, self._queue, self._is_async = device.here, queue, is_async
         self._timeout_s = device.event_timeout_s
-        self._in_flight: list[object] = []
+        self._in_flight: list[tuple[object, tuple[Progress, int] | None]] = []
+        self._awaited: tuple[Progress, int] | None = None
 
     def run(self, commands: "SimpleQueue[Item]") -> None:
         """Run commands until None comes; after a fault skip them (ERR-2)."""
@@ -212,18 +213,25 @@ class Worker:
                 self.settle()
                 progress.fail(command, error)
             progress.running = None
-        self._in_flight.append(call)  # it holds what is borrowed
+        self._in_flight.append((call, self._awaited))  # the call holds what is borrowed
+        self._awaited = None
         self.issued.finish_one()
 
     def settle(self) -> None:
-        """Wait until all that the library was given is complete, and count it."""
-        in_flight = len(self._in_flight)
-        if not in_flight:
+        """Wait until all that the library was given is complete, and count it.
+
+        What is behind a wait counts after what was waited for, which another thread counts (EVT-5).
+        """
+        if not self._in_flight:
             return
         self._queue.synchronize()
         # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
+        awaited = [before for _, before in self._in_flight]
         self._in_flight.clear()
-        for _ in range(in_flight):
+        for before in awaited:
+            if before is not None:
+                theirs, position = before
+                theirs.wait_for(position, self._timeout_s)
             self.progress.finish_one()
         for position in [p for p in self.points if p <= self.progress.done]:
             del self.points[position]
@@ -255,6 +263,7 @@ class Worker:
         point = other.points.get(recorded)
         if point is not None:  # else it is complete
             self._queue.wait(point)
+            self._awaited = theirs, position
 
 
 class IssuingStream(ThreadStream, Generic[Q]):
