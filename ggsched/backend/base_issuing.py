@@ -242,17 +242,16 @@ class Worker:
         call()
 
     def add_point(self, position: int) -> None:
-        """Record an event of the library behind a number of commands."""
+        """Record an event of the library as the command of a position."""
         self.points[position] = self._queue.record()
 
     def wait_for(self, other: "Worker", position: int) -> None:
         """Let the queue wait for commands of another stream."""
-        theirs, recorded = other.progress, position + 1
-        # The point is recorded behind the commands, unless one of them has failed by then.
-        if theirs.failure_before(position) is None and other.issued.done < recorded:
+        theirs = other.progress
+        if theirs.failure_before(position) is None and other.issued.done < position:
             self.settle()  # the other one may wait for this stream
             wait_patiently(
-                lambda timeout_s: other.issued.require(recorded, timeout_s),
+                lambda timeout_s: other.issued.require(position, timeout_s),
                 theirs.mark,
                 self._timeout_s,
                 beat=self.progress.beat,
@@ -260,7 +259,7 @@ class Worker:
         fault = theirs.failure_before(position)
         if fault is not None:
             raise fault.error()
-        point = other.points.get(recorded)
+        point = other.points.get(position)
         if point is not None:  # else it is complete
             self._queue.wait(point)
             self._awaited = theirs, position
@@ -292,10 +291,12 @@ class IssuingStream(ThreadStream, Generic[Q]):
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1)."""
-        super().record(event)
-        if self._is_native and not self.sink.is_capturing:
-            add = self._worker.add_point
-            self.run("record", partial(add, self.progress.enqueued + 1))
+        progress = self.progress
+        is_usable = not (self.is_closed or self.sink.is_capturing or progress.fault)
+        if self._is_native and is_usable:
+            checks.check_record(self.device, event)
+            self.run("record", partial(self._worker.add_point, progress.enqueued + 1))
+        super().record(event)  # behind the record, which is the last that it stands for
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""

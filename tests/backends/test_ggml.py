@@ -290,9 +290,8 @@ def test_what_is_behind_a_wait_counts_after_what_was_waited_for():
     """Both are done in the library; two threads count them (EVT-5)."""
     (device,) = harness().open(1, 0)
     first, second = (Worker(device, Idle(), Progress(name), is_async=True) for name in "ab")
-    second.points[2] = object()
-    for _ in range(2):
-        second.issued.finish_one()
+    second.points[1] = object()
+    second.issued.finish_one()
     first._run_one("wait for an event", partial(first.wait_for, second, 1))
     thread = threading.Thread(target=first.settle)
     thread.start()
@@ -301,6 +300,17 @@ def test_what_is_behind_a_wait_counts_after_what_was_waited_for():
     second.progress.finish_one()
     thread.join(30)
     assert (first.progress.done, thread.is_alive()) == (1, False)
+    device.close()
+
+
+def test_a_stream_is_done_once_its_last_event_is():
+    """The record is a command of the stream, and the event stands for it too (EVT-5)."""
+    (device,) = harness().open(1, 0)
+    stream, event = device.create_stream(), device.create_event()
+    stream.record(event)
+    assert event.recorded_at == (stream.progress, stream.progress.enqueued)
+    event.sync(30)
+    assert stream.is_done
     device.close()
 
 
