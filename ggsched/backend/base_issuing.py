@@ -181,7 +181,8 @@ class Worker:
         self.points: dict[int, Any] = {}
         self._here, self._queue, self._is_async = device.here, queue, is_async
         self._timeout_s = device.event_timeout_s
-        self._in_flight: list[object] = []
+        self._in_flight: list[tuple[object, tuple[Progress, int] | None]] = []
+        self._awaited: tuple[Progress, int] | None = None
 
     def run(self, commands: "SimpleQueue[Item]") -> None:
         """Run commands until None comes; after a fault skip them (ERR-2)."""
@@ -212,18 +213,25 @@ class Worker:
                 self.settle()
                 progress.fail(command, error)
             progress.running = None
-        self._in_flight.append(call)  # it holds what is borrowed
+        self._in_flight.append((call, self._awaited))  # the call holds what is borrowed
+        self._awaited = None
         self.issued.finish_one()
 
     def settle(self) -> None:
-        """Wait until all that the library was given is complete, and count it."""
-        in_flight = len(self._in_flight)
-        if not in_flight:
+        """Wait until all that the library was given is complete, and count it.
+
+        What is behind a wait counts after what was waited for, which another thread counts (EVT-5).
+        """
+        if not self._in_flight:
             return
         self._queue.synchronize()
         # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
+        awaited = [before for _, before in self._in_flight]
         self._in_flight.clear()
-        for _ in range(in_flight):
+        for before in awaited:
+            if before is not None:
+                theirs, position = before
+                theirs.wait_for(position, self._timeout_s)
             self.progress.finish_one()
         for position in [p for p in self.points if p <= self.progress.done]:
             del self.points[position]
@@ -234,17 +242,16 @@ class Worker:
         call()
 
     def add_point(self, position: int) -> None:
-        """Record an event of the library behind a number of commands."""
+        """Record an event of the library as the command of a position."""
         self.points[position] = self._queue.record()
 
     def wait_for(self, other: "Worker", position: int) -> None:
         """Let the queue wait for commands of another stream."""
-        theirs, recorded = other.progress, position + 1
-        # The point is recorded behind the commands, unless one of them has failed by then.
-        if theirs.failure_before(position) is None and other.issued.done < recorded:
+        theirs = other.progress
+        if theirs.failure_before(position) is None and other.issued.done < position:
             self.settle()  # the other one may wait for this stream
             wait_patiently(
-                lambda timeout_s: other.issued.require(recorded, timeout_s),
+                lambda timeout_s: other.issued.require(position, timeout_s),
                 theirs.mark,
                 self._timeout_s,
                 beat=self.progress.beat,
@@ -252,9 +259,10 @@ class Worker:
         fault = theirs.failure_before(position)
         if fault is not None:
             raise fault.error()
-        point = other.points.get(recorded)
+        point = other.points.get(position)
         if point is not None:  # else it is complete
             self._queue.wait(point)
+            self._awaited = theirs, position
 
 
 class IssuingStream(ThreadStream, Generic[Q]):
@@ -283,10 +291,12 @@ class IssuingStream(ThreadStream, Generic[Q]):
 
     def record(self, event: Event) -> None:
         """Let an event stand for everything enqueued so far (EVT-1)."""
-        super().record(event)
-        if self._is_native and not self.sink.is_capturing:
-            add = self._worker.add_point
-            self.run("record", partial(add, self.progress.enqueued + 1))
+        progress = self.progress
+        is_usable = not (self.is_closed or self.sink.is_capturing or progress.fault)
+        if self._is_native and is_usable:
+            checks.check_record(self.device, event)
+            self.run("record", partial(self._worker.add_point, progress.enqueued + 1))
+        super().record(event)  # behind the record, which is the last that it stands for
 
     def wait(self, event: Event) -> None:
         """Hold later commands until an event is done (EVT-2, EVT-4)."""

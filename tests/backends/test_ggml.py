@@ -3,12 +3,14 @@
 import ctypes
 import re
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 
-from ggsched.backend.base_issuing import HostWrites
+from ggsched.backend.base_issuing import HostWrites, Worker
 from ggsched.backend.program import BoundNode, Operand, full_params
+from ggsched.backend.progress import Progress
 from ggsched.backend.registry import discover, open_devices
 from ggsched.errors import BackendUnavailable, UsageError
 from ggsched.ir.dtype import F16, F32, I32, dtype_by_name
@@ -270,6 +272,46 @@ def test_an_upload_waits_for_the_download_that_writes_its_source():
     writes.clear(1)
     thread.join(30)
     assert at.is_set()
+
+
+class Idle:
+    """A queue that is always done."""
+
+    borrowed = ()
+
+    def synchronize(self):
+        pass
+
+    def wait(self, point):
+        pass
+
+
+def test_what_is_behind_a_wait_counts_after_what_was_waited_for():
+    """Both are done in the library; two threads count them (EVT-5)."""
+    (device,) = harness().open(1, 0)
+    first, second = (Worker(device, Idle(), Progress(name), is_async=True) for name in "ab")
+    second.points[1] = object()
+    second.issued.finish_one()
+    first._run_one("wait for an event", partial(first.wait_for, second, 1))
+    thread = threading.Thread(target=first.settle)
+    thread.start()
+    with second.progress._condition:  # it looks at the count before it waits for more
+        assert first.progress.done == 0
+    second.progress.finish_one()
+    thread.join(30)
+    assert (first.progress.done, thread.is_alive()) == (1, False)
+    device.close()
+
+
+def test_a_stream_is_done_once_its_last_event_is():
+    """The record is a command of the stream, and the event stands for it too (EVT-5)."""
+    (device,) = harness().open(1, 0)
+    stream, event = device.create_stream(), device.create_event()
+    stream.record(event)
+    assert event.recorded_at == (stream.progress, stream.progress.enqueued)
+    event.sync(30)
+    assert stream.is_done
+    device.close()
 
 
 def test_a_source_is_read_behind_what_writes_it():

@@ -29,6 +29,18 @@ def test_a_backend_that_keeps_the_contract(capsys):
     assert max(cell_len(line.rstrip()) for line in out.splitlines()) <= 80
 
 
+def test_in_a_process_of_its_own(capsys):
+    assert main(["conform", "cpu", "--isolate", "--rules", "EVT-3"]) == 0
+    assert "cpu:0 keeps the contract" in capsys.readouterr().out
+
+
+def test_a_backend_without_programs_in_c_is_one_line(capsys, tmp_path):
+    assert main(["conform", "cpu", "--emit-c", str(tmp_path / "made")]) == 2
+    err = capsys.readouterr().err
+    assert err.strip() == "ggsched: error: cpu: the backend writes no programs in C"
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_backend_that_breaks_it(deaf, capsys):
     assert main(["conform", "broken", "--rules", "EVT-2", "--seed", "4"]) == 1
     out = capsys.readouterr().out
