@@ -7,13 +7,13 @@ from rich.cells import cell_len
 from ggsched.cli.main import main
 from ggsched_testing import conformance
 from ggsched_testing.conformance import Harness, all_cases
-from tests.testing.broken_devices import DeafStream, cpu_with
+from tests.testing.broken_devices import deaf_simulator
 
 
 @pytest.fixture
 def deaf(monkeypatch):
     """Let every name stand for a broken device."""
-    harness = cpu_with(DeafStream)
+    harness = deaf_simulator()
     monkeypatch.setattr(Harness, "named", classmethod(lambda cls, spec, allow=None: harness))
 
 

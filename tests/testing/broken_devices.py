@@ -1,12 +1,14 @@
 """Devices with one defect each, to see what the kit makes of them."""
 
 import threading
+from dataclasses import replace
 
 from ggsched.backend.base import BaseBackend, BaseDevice, host_facts
 from ggsched.backend.base_stream import BaseStream
 from ggsched_cpu.device import CpuDevice, CpuSettings
 from ggsched_cpu.stream import WorkerStream
 from ggsched_testing.conformance import Harness
+from ggsched_testing.sim.harness import sim_harness
 
 
 class DeafStream(WorkerStream):
@@ -52,6 +54,23 @@ def cpu_with(stream):
     return Harness("broken", lambda count, seed: [Device(i, settings) for i in range(count)])
 
 
+def deaf_simulator():
+    """Return the harness of a simulator whose streams wait for nobody."""
+    good = sim_harness()
+
+    def open_deaf_devices(count, seed):
+        devices = good.open(count, seed)
+        for device in devices:
+            device.create_stream = lambda make=device.create_stream: deafened(make())
+        return devices
+
+    def deafened(stream):
+        stream.wait = lambda event: None
+        return stream
+
+    return replace(good, name="broken", open=open_deaf_devices)
+
+
 def base_with(stream):
     def open_device(index):
         device = BaseDevice(host_facts("broken", [], name=f"broken:{index}"), {})
@@ -66,8 +85,6 @@ class Deaf(CpuDevice):
 
     def __init__(self, index):
         super().__init__(index, CpuSettings(timeout_s=5.0))
-        from dataclasses import replace
-
         self.facts = replace(self.facts, name=f"deaf:{index}", backend="deaf")
 
     def make_stream(self, name):
