@@ -111,7 +111,7 @@ class TestTraces:
         assert capsys.readouterr().out == with_trace
         code, out, err = check(path.read_bytes())
         assert (code, err) == (0, "")
-        assert out.startswith("ggsched run: ")
+        assert out.startswith("ggsched run llama-tiny-f32.gguf: ")
         assert out.endswith(" records: clean\n")
 
     def test_advice_on_a_run_says_nothing_of_waits_that_ggsched_makes_itself(self, check, tmp_path):
