@@ -7,7 +7,14 @@ from ggsched.config import Settings
 from ggsched.errors import DeviceFault, SyncTimeout
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
-from tests.run.devices import Failing, Latch, TestDevice, assert_released, raising
+from tests.run.devices import (
+    Failing,
+    Latch,
+    TestDevice,
+    after_the_first,
+    assert_released,
+    raising,
+)
 from tests.run.graphs import W, X, chain, chain_result, harmless, only, plus_weight
 
 
@@ -103,7 +110,7 @@ class TestHang:
     def test_times_out_and_closes(self):
         latch = Latch()
         device = TestDevice(gelu=latch, is_async=True)
-        device.on_sync = lambda: latch.reached.wait(60)
+        device.on_sync = after_the_first(device, latch)
         graph, pins = chain()
         scheduler = Scheduler([device], settings=Settings(timeout_s=0.01))
         try:

@@ -16,7 +16,7 @@ from ggsched.errors import SyncTimeout
 from ggsched.passes.place import Constraints
 from ggsched.run.executor import Executor
 from ggsched.scheduler import Scheduler
-from tests.run.devices import Latch, TestDevice
+from tests.run.devices import Latch, TestDevice, after_the_first
 
 TIMEOUT_S = 0.4
 STEP_S = 0.1
@@ -66,8 +66,8 @@ def test_a_stream_waits_for_another_one_that_works():
 def test_work_that_stands_still_is_ended_and_named():
     latch = Latch()
     device = TestDevice(gelu=latch, is_async=True)
-    device.on_sync = lambda: latch.reached.wait(60)
     scheduler = Scheduler([device], settings=Settings(timeout_s=0.05))
+    device.on_sync = after_the_first(device, latch)
     try:
         with pytest.raises(SyncTimeout, match=r"no progress for 0.05 s: .* running: n0 gelu"):
             scheduler.run(slow_graph(), {"x": X})
