@@ -13,15 +13,16 @@ import msgspec
 from ggsched.cli.console import write_json
 from ggsched.cli.main import ENVIRONMENT
 from ggsched.cli.options import json_option, option
+from ggsched.cli.output_files import check_writable, output_file, refuse_overwriting
 from ggsched.errors import UsageError
 from ggsched.files.reading import read_argument
 from ggsched.printable import results, write_err, write_out
-from ggsched.trace.export import write_bytes
 
 if TYPE_CHECKING:
     from ggsched_race.program import ProgramOptions
 
 _FINDING = 1
+_WRITTEN = click.Path(dir_okay=False, writable=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -33,10 +34,20 @@ _FINDING = 1
     help="Do not read ids of indexing: faster, but rows of one table are not told apart.",
 )
 @click.option("--advice", is_flag=True, help="Also name waits and events that nobody needs.")
-@option("-o --output output", "Write the trace; 'ggsched check' reads it too.", metavar="FILE")
+@option(
+    "-o --output output",
+    "Write the trace; 'ggsched check' reads it too.",
+    _WRITTEN,
+    metavar="FILE",
+)
 @option("--suppressions", "File of patterns of frames whose findings are left out.", metavar="FILE")
-@option("--sarif", "Write the findings as SARIF, for code hosts.", metavar="FILE")
-@option("--html", "Write the findings as a page, with the lines of the program.", metavar="FILE")
+@option("--sarif", "Write the findings as SARIF, for code hosts.", _WRITTEN, metavar="FILE")
+@option(
+    "--html",
+    "Write the findings as a page, with the lines of the program.",
+    _WRITTEN,
+    metavar="FILE",
+)
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -65,6 +76,10 @@ def race(
     from ggsched_race.sarif import to_sarif
     from ggsched_race.watch import read_suppressions
 
+    refuse_overwriting(click.get_current_context())
+    outputs = (output, "the trace"), (sarif, "the SARIF log"), (html, "the page")
+    for path, what in outputs:  # a path that cannot be written must not cost the run
+        check_writable(path, what)
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
         data, code = read_argument(script), 0
@@ -76,16 +91,19 @@ def race(
         if not data:
             return code
     report = check_program(data, script, advice=advice, suppressions=patterns)
-    if output is not None:
-        write_bytes(output, data)
-    if sarif is not None:
-        write_bytes(sarif, msgspec.json.encode(to_sarif(report)))
-    if html is not None:
-        write_bytes(html, to_html(report).encode())
     if as_json:
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:
         write_out(report.to_text())
+    made = (
+        lambda: data,
+        lambda: msgspec.json.encode(to_sarif(report)),
+        lambda: to_html(report).encode(),
+    )
+    for (path, what), content in zip(outputs, made, strict=True):
+        if path is not None:
+            with output_file(path, what) as file:
+                file.write(content())
     return code if report.is_clean else _FINDING
 
 

@@ -86,6 +86,31 @@ def test_findings_are_suppressed_by_a_file(tmp_path, capsys):
     assert "no pattern" in capsys.readouterr().err
 
 
+OUTPUTS = pytest.mark.parametrize(
+    ("option", "what"), [("-o", "trace"), ("--sarif", "SARIF log"), ("--html", "page")]
+)
+
+
+@OUTPUTS
+def test_output_that_cannot_be_written_is_refused_before_the_program_begins(
+    option, what, tmp_path, program, capfd
+):
+    nowhere = str(tmp_path / "nowhere" / "x")
+    assert main(["race", option, nowhere, program("print('begun')")]) == 2
+    out, said = capfd.readouterr()
+    assert out == ""
+    assert said.count("\n") == 1
+    assert f"{nowhere}: cannot write the {what}" in said
+
+
+@OUTPUTS
+def test_program_is_not_written_over(option, what, program, capsys):
+    path = program("print(1)")
+    assert main(["race", option, path, path]) == 2
+    assert "would write over the script" in capsys.readouterr().err
+    assert Path(path).read_text("utf-8") == "print(1)"
+
+
 @pytest.mark.parametrize(
     "harm",
     [
