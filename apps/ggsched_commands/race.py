@@ -3,8 +3,11 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -68,8 +71,8 @@ def race(
 
     SCRIPT is a PyTorch program, or a trace that -o has written (FILE.jsonl). The program runs
     unchanged in a process of its own; its output goes where it always goes. The exit code is 1 if
-    anything is found, else that of the program. Ctrl-C ends the program and reports what was found
-    until then.
+    anything is found, else that of the program. Ctrl-C and SIGTERM end the program; what was found
+    until then is reported.
     """
     from ggsched_race.html_page import to_html
     from ggsched_race.report import check_program
@@ -122,20 +125,47 @@ def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -
     if not options.is_module and not Path(arguments[0]).is_file():
         hint = "name a Python file, or a module behind -m"
         raise UsageError("no such file", where=arguments[0], hint=hint)
-    with TemporaryDirectory(prefix="ggsched-race-") as folder:
+    with _signals_for_program() as begun, TemporaryDirectory(prefix="ggsched-race-") as folder:
         journal = Path(folder) / "journal"
         command = [sys.executable, "-m", "ggsched_race.program", str(journal)]
         command += [msgspec.json.encode(options).decode(), *arguments]
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
-        try:
-            with subprocess.Popen(command, stdout=output) as program:
-                code = program.wait()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with subprocess.Popen(command, stdout=output) as program:
+            begun(program)
+            code = program.wait()
+        ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        code = code if code >= 0 else 128 - code
         if not journal.exists() or not journal.stat().st_size:
             return b"", code or ENVIRONMENT
         data = trace_of_journal(read_argument(str(journal)))
     if code:
-        ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
-    return data, code if code >= 0 else 128 - code
+    return data, code
+
+
+@contextmanager
+def _signals_for_program() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Leave Ctrl-C to the program, and pass SIGTERM on to it.
+
+    Yields:
+        What to call with the program as soon as it runs.
+    """
+    programs: list[subprocess.Popen[bytes]] = []
+    is_early: list[bool] = []
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        is_early.append(not programs)
+        for program in programs:
+            program.terminate()
+
+    def begun(program: subprocess.Popen[bytes]) -> None:
+        programs.append(program)
+        if any(is_early):
+            program.terminate()
+
+    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: terminate}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield begun
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

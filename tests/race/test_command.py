@@ -151,6 +151,30 @@ def test_missing_torch_is_named(program, capfd, tmp_path, monkeypatch):
     assert "ggsched[torch]" in said
 
 
+def test_sigterm_ends_the_program_and_leaves_no_folder(program, tmp_path):
+    folders, pid = tmp_path / "folders", tmp_path / "pid"
+    folders.mkdir()
+    waits = f"""
+        import os, signal
+        with open({str(pid)!r}, "w") as file:
+            file.write(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            signal.pause()
+    """
+    program(waits, "torch.py")  # the first that a recorded process loads
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "ggsched", "race", "--simulate", program("print(1)")],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folders)},
+    )  # fmt: skip
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert list(folders.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 # --- programs -------------------------------------------------------------------------------------
 
 
@@ -213,6 +237,23 @@ def test_interrupted_program_gives_what_was_found(program):
     done = race(program(text))
     assert done.returncode == 1
     assert "exit code 130" in done.stderr
+    assert "nothing orders" in done.stdout
+
+
+@needs_torch
+def test_terminated_program_gives_what_was_found(program):
+    text = (
+        RACE
+        + """
+    import os, signal
+    os.kill(os.getppid(), signal.SIGTERM)
+    while True:
+        signal.pause()
+"""
+    )
+    done = race(program(text))
+    assert done.returncode == 1, done.stderr
+    assert "signal SIGTERM" in done.stderr
     assert "nothing orders" in done.stdout
 
 
