@@ -13,7 +13,7 @@ from ggsched.sanitize import check_trace
 from ggsched.trace.export import read_trace
 from ggsched_race.blocks import Blocks, CachingAllocator
 from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, strided_runs
-from ggsched_race.call_sites import CallSites
+from ggsched_race.call_sites import CallSites, Frame, assigned_name
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
 from ggsched_race.report import check_program
@@ -251,6 +251,34 @@ def test_a_stack_has_one_number_and_a_file_below_the_folder_its_path_from_there(
     assert stack[0].function.endswith("call")
     assert stack[0].file == "tests/race/test_parts.py"
     assert not any(frame.is_library for frame in stack)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("x = zeros(3)", "x"),
+        ("    self.x = zeros(3).cuda()  # a; b", "self.x"),
+        ("a[0] = b = zeros(';')", "a[0]"),
+        ("x: Tensor = zeros(3);", "x"),
+        ("x = zeros(\n    3,\n)", "x"),
+        ("a = zeros(); b = zeros(); s = Stream()", ""),
+        ("a = zeros(); b = zeros(\n)", ""),
+        ("s1, s2 = Stream(), Stream()", ""),
+        ("pair = Stream(), Stream()", ""),
+        ("streams = [Stream() for _ in range(2)]", ""),
+        ("streams = [\n    Stream(),\n    Stream(),\n]", ""),
+        ("pipe = Pipe(Stream(), Stream())", ""),
+        ("for x in (zeros(1), zeros(2)): pass", ""),
+        ("x += zeros(3)", ""),
+        ("zeros(3)", ""),
+        ("x == zeros(3)", ""),
+        ("x = zeros(", ""),
+    ],
+)
+def test_a_line_names_what_it_makes_if_that_is_one(source, name, tmp_path):
+    path = tmp_path / "made.py"
+    path.write_text(source + "\n", encoding="utf-8")
+    assert assigned_name((Frame(str(path), 1, "<module>"),)) == name
 
 
 class Recorded:
