@@ -85,15 +85,17 @@ def race(
         check_writable(path, what)
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
-        data, code = read_argument(script), 0
+        data, code, failure = read_argument(script), 0, ""
     else:
         from ggsched_race.program import ProgramOptions
 
         options = ProgramOptions(is_module, not no_rows, simulate)
-        data, code = _recorded(options, [script, *args], sys.stderr if as_json else results())
+        data, code, failure = _recorded(
+            options, [script, *args], sys.stderr if as_json else results()
+        )
         if not data:
             return code
-    report = check_program(data, script, advice=advice, suppressions=patterns)
+    report = check_program(data, script, advice=advice, suppressions=patterns, failure=failure)
     if as_json:
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:
@@ -110,12 +112,14 @@ def race(
     return code if report.is_clean else _FINDING
 
 
-def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -> tuple[bytes, int]:
+def _recorded(
+    options: "ProgramOptions", arguments: list[str], output: TextIO
+) -> tuple[bytes, int, str]:
     """Run a program that prints to a file.
 
     Returns:
-        Its trace and its exit code, 128 and more for a signal. There is no trace of a program that
-        was not begun, which has said why.
+        Its trace, its exit code, 128 and more for a signal, and how it has failed, or "". There is
+        no trace of a program that was not begun, which has said why.
 
     Raises:
         UsageError: there is no such file.
@@ -135,11 +139,11 @@ def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -
         ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         code = code if code >= 0 else 128 - code
         if not journal.exists() or not journal.stat().st_size:
-            return b"", code or ENVIRONMENT
+            return b"", code or ENVIRONMENT, ended
         data = trace_of_journal(read_argument(str(journal)))
     if code:
         write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
-    return data, code
+    return data, code, ended if code else ""
 
 
 @contextmanager

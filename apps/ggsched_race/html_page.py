@@ -19,12 +19,9 @@ section { border-top: 1px solid #8886; margin-top: 1.5em } .mend { font-weight: 
 
 def to_html(report: RaceReport) -> str:
     """Return a page that needs nothing else."""
-    count = len(report.findings)
-    verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
     parts = [
-        f"<title>{escape(report.name)}: {verdict}</title><style>{_STYLE}</style>",
-        f"<h1>{escape(report.name)}</h1><p>{report.records} records: {verdict}"
-        + (f", {report.suppressed} suppressed" if report.suppressed else ""),
+        f"<title>{escape(report.name)}: {report.verdict}</title><style>{_STYLE}</style>",
+        f"<h1>{escape(report.name)}</h1><p>{report.verdict}</p>",
         *(_section(i, finding) for i, finding in enumerate(report.findings, 1)),
         *(f"<p>advice: {escape(a.what)}; {a.times} times</p>" for a in report.advice),
     ]

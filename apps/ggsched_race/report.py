@@ -119,6 +119,7 @@ class RaceReport(msgspec.Struct, frozen=True):
         findings: What is wrong, each pair of calls once.
         suppressed: Number of findings that patterns exclude.
         advice: What is not wrong and not needed, where that was requested.
+        failure: How a program that failed has ended, e.g. ``exit code 1``.
     """
 
     name: str
@@ -126,18 +127,27 @@ class RaceReport(msgspec.Struct, frozen=True):
     findings: tuple[RaceFinding, ...] = ()
     suppressed: int = 0
     advice: tuple[Advice, ...] = ()
+    failure: str = ""
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong."""
         return not self.findings
 
-    def to_text(self) -> str:
-        """Return the report for people."""
+    @property
+    def verdict(self) -> str:
+        """How much was judged, and how many findings there are."""
+        until = f" until the program ended with {self.failure}" if self.failure else ""
+        if not self.records:
+            return f"nothing was recorded{until}"
         count = len(self.findings)
         verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
         verdict += f", {self.suppressed} suppressed" if self.suppressed else ""
-        parts = [f"{self.name}: {self.records} records: {verdict}"]
+        return f"{self.records} record{'s' if self.records > 1 else ''}{until}: {verdict}"
+
+    def to_text(self) -> str:
+        """Return the report for people."""
+        parts = [f"{self.name}: {self.verdict}"]
         parts += [finding.to_text(i) for i, finding in enumerate(self.findings, 1)]
         for advice in self.advice:
             cost = f", {seconds_text(advice.seconds)}" if advice.seconds is not None else ""
@@ -146,7 +156,12 @@ class RaceReport(msgspec.Struct, frozen=True):
 
 
 def check_program(
-    data: bytes, file: str = "trace", *, advice: bool = False, suppressions: Sequence[str] = ()
+    data: bytes,
+    file: str = "trace",
+    *,
+    advice: bool = False,
+    suppressions: Sequence[str] = (),
+    failure: str = "",
 ) -> RaceReport:
     """Return what is wrong with a recorded program.
 
@@ -155,6 +170,7 @@ def check_program(
         file: Its name, for messages.
         advice: Whether to name waits and events that nobody needs, if nothing is wrong.
         suppressions: Patterns of frames (``train.py:* in step``) of findings to leave out.
+        failure: How the program has ended, if it failed.
 
     Raises:
         UsageError: not a trace.
@@ -178,6 +194,7 @@ def check_program(
         tuple(kept),
         len(merged) - len(kept),
         tuple(words.advice()) if advice and report.is_clean else (),
+        failure,
     )
 
 

@@ -225,6 +225,25 @@ def test_failure_of_the_program_is_reported_with_what_was_found(program, end, co
 
 
 @needs_torch
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("x = (", 1, "nothing was recorded until the program ended with exit code 1"),
+        ("print(1)", 0, "nothing was recorded"),
+        (
+            "import torch; torch.ones(8, device='cuda'); 1 / 0",
+            1,
+            "2 records until the program ended with exit code 1: clean",
+        ),
+    ],
+)
+def test_summary_says_how_the_program_failed_and_what_was_judged(program, text, code, said):
+    done = race(path := program(text))
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-1] == f"{path}: {said}"
+
+
+@needs_torch
 def test_interrupted_program_gives_what_was_found(program):
     text = (
         RACE

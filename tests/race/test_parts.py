@@ -15,6 +15,7 @@ from ggsched_race.blocks import Blocks, CachingAllocator
 from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, strided_runs
 from ggsched_race.call_sites import CallSites, Frame, assigned_name
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
+from ggsched_race.html_page import to_html
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
 from ggsched_race.report import check_program
 from ggsched_race.trace_notes import Tensor
@@ -373,6 +374,25 @@ def test_a_graph_that_uses_memory_which_is_gone_is_found():
     calls.recording.memory_died(calls.x)
     calls.recording.replay("g", side, -1)
     assert [f.kind for f in calls.findings] == ["freed"]
+
+
+def test_a_report_of_a_failed_program_says_what_was_judged():
+    out = io.BytesIO()
+    recording = Recording(out, "p.py")
+
+    def said(failure):
+        report = check_program(trace_of_journal(out.getvalue()), failure=failure)
+        assert report.verdict in to_html(report)
+        return report.to_text()
+
+    assert said("") == "p.py: nothing was recorded\n"
+    ended = "until the program ended with exit code 1"
+    assert said("exit code 1") == f"p.py: nothing was recorded {ended}\n"
+    stream = recording.stream((0, 16))
+    for _ in range(2):
+        recording.work(stream, "write", (), (), -1)
+    assert said("exit code 1") == f"p.py: 2 records {ended}: clean\n"
+    assert said("") == "p.py: 2 records: clean\n"
 
 
 def test_a_journal_that_is_cut_off_is_a_shorter_trace():
