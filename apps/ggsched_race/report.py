@@ -10,6 +10,7 @@ import msgspec
 from ggsched.errors import UsageError
 from ggsched.sanitize import Finding, check_trace
 from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.races import MAX_RACES
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.report import Touch
 from ggsched.trace.export import read_trace
@@ -80,13 +81,13 @@ class RaceFinding(msgspec.Struct, frozen=True):
     sides: tuple[Side, ...] = ()
     times: int = 1
 
-    def to_text(self, number: int) -> str:
-        """Return the finding for people."""
+    def to_text(self, number: int, least: str = "") -> str:
+        """Return the finding for people; words before a count say that there may be more."""
         lines = [f"{number} {self.kind}: {self.what}"]
         lines += [f"  {self.tensor}"] if self.tensor else []
         lines += [f"  {line}" for side in self.sides for line in side.to_lines()]
         lines += [f"  mend: {self.mend}"] if self.mend else []
-        lines += [f"  the same two calls race {self.times} times"] if self.times > 1 else []
+        lines += [f"  the same two calls race {least}{self.times} times"] if self.times > 1 else []
         parts = (wrap(line, WIDTH, subsequent_indent="      ") for line in lines)
         return "\n".join(line for part in parts for line in part)
 
@@ -120,6 +121,7 @@ class RaceReport(msgspec.Struct, frozen=True):
         suppressed: Number of findings that patterns exclude.
         advice: What is not wrong and not needed, where that was requested.
         failure: How a program that failed has ended, e.g. ``exit code 1``.
+        is_cut_off: Whether the search stopped at ``MAX_RACES`` racing pairs; there may be more.
     """
 
     name: str
@@ -128,11 +130,17 @@ class RaceReport(msgspec.Struct, frozen=True):
     suppressed: int = 0
     advice: tuple[Advice, ...] = ()
     failure: str = ""
+    is_cut_off: bool = False
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong."""
         return not self.findings
+
+    @property
+    def least(self) -> str:
+        """Words before the number of findings."""
+        return "at least " if self.is_cut_off else ""
 
     @property
     def verdict(self) -> str:
@@ -141,14 +149,17 @@ class RaceReport(msgspec.Struct, frozen=True):
         if not self.records:
             return f"nothing was recorded{until}"
         count = len(self.findings)
-        verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
+        verdict = f"{self.least}{count} finding{'s' if count > 1 else ''}" if count else "clean"
+        if self.is_cut_off:
+            verdict = verdict if count else "no other finding"
+            verdict += f" until the search stopped at {MAX_RACES} racing pairs"
         verdict += f", {self.suppressed} suppressed" if self.suppressed else ""
         return f"{self.records} record{'s' if self.records > 1 else ''}{until}: {verdict}"
 
     def to_text(self) -> str:
         """Return the report for people."""
         parts = [f"{self.name}: {self.verdict}"]
-        parts += [finding.to_text(i) for i, finding in enumerate(self.findings, 1)]
+        parts += [finding.to_text(i, self.least) for i, finding in enumerate(self.findings, 1)]
         for advice in self.advice:
             cost = f", {seconds_text(advice.seconds)}" if advice.seconds is not None else ""
             parts.append(f"advice: {advice.what}; {advice.times} times{cost}")
@@ -195,6 +206,7 @@ def check_program(
         len(merged) - len(kept),
         tuple(words.advice()) if advice and report.is_clean else (),
         failure,
+        sum(finding.kind == "race" for finding in report.findings) >= MAX_RACES,
     )
 
 

@@ -166,7 +166,7 @@ def raise_if_findings(report: RaceReport) -> None:
     if report.is_clean:
         return
     first, more = report.findings[0], len(report.findings) - 1
-    what = f"{first.what}, and {more} more" if more else first.what
+    what = f"{first.what}, and {report.least}{more} more" if more else first.what
     details = report.to_text().splitlines()
     raise RaceFound(what, where=report.name, hint=first.mend, details=details)
 

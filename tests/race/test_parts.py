@@ -10,6 +10,7 @@ import pytest
 
 from ggsched.errors import UsageError
 from ggsched.sanitize import check_trace
+from ggsched.sanitize.races import MAX_RACES
 from ggsched.trace.export import read_trace
 from ggsched_race.blocks import Blocks, CachingAllocator
 from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, strided_runs
@@ -393,6 +394,22 @@ def test_a_report_of_a_failed_program_says_what_was_judged():
         recording.work(stream, "write", (), (), -1)
     assert said("exit code 1") == f"p.py: 2 records {ended}: clean\n"
     assert said("") == "p.py: 2 records: clean\n"
+
+
+@pytest.mark.parametrize(("pairs", "is_cut_off"), [(MAX_RACES - 1, False), (MAX_RACES, True)])
+def test_a_report_says_where_the_search_stopped(pairs, is_cut_off):
+    calls = Recorded()
+    side = calls.recording.stream((0, 16))
+    calls.write(side)
+    for _ in range(pairs):  # each races with the first
+        calls.recording.work(calls.default, "read", [(calls.x, 0, 64)], (), -1)
+    report = check_program(trace_of_journal(calls.out.getvalue()))
+    stopped = f"at least 1 finding until the search stopped at {MAX_RACES} racing pairs"
+    assert report.is_cut_off == is_cut_off
+    assert report.verdict.endswith(stopped) == is_cut_off
+    times = f"race {'at least ' * is_cut_off}{pairs} times"
+    assert times in report.to_text()
+    assert times in to_html(report)
 
 
 def test_a_journal_that_is_cut_off_is_a_shorter_trace():
