@@ -60,7 +60,7 @@ def import_torch() -> Any:
         import torch
     except ImportError as error:
         raise BackendUnavailable(
-            "the package torch is missing", where="race", hint="pip install 'ggsched[torch]'"
+            "the package torch is missing", hint="pip install 'ggsched[torch]'"
         ) from error
     return torch
 
@@ -79,15 +79,15 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
     """
     torch = import_torch()
+    if not simulate and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            "PyTorch finds no GPU", hint="--simulate, or simulate=True, needs none"
+        )
     from ggsched_race.pytorch import Recorder
     from ggsched_race.pytorch_hooks import recorded
     from ggsched_race.real_cuda import RealCuda
     from ggsched_race.simulation import simulated
 
-    if not simulate and not torch.cuda.is_available():
-        raise BackendUnavailable(
-            "PyTorch finds no GPU", where="race", hint="--simulate, or simulate=True, needs none"
-        )
     recording = Recording(out, name)
     with ExitStack() as stack:
         platform = stack.enter_context(simulated()) if simulate else RealCuda()

@@ -148,7 +148,22 @@ def test_missing_torch_is_named(program, capfd, tmp_path, monkeypatch):
     assert main(["race", "--simulate", program("print(1)")]) == 3
     said = capfd.readouterr().err
     assert said.count("\n") == 1
+    assert said.startswith("ggsched race: the package torch is missing (")
     assert "ggsched[torch]" in said
+
+
+def test_missing_gpu_of_a_torch_is_named_once(program, capfd, tmp_path, monkeypatch):
+    torch = """
+        class cuda:
+            def is_available():
+                return False
+    """
+    program(torch, "torch.py")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    assert main(["race", program("print(1)")]) == 3
+    out, said = capfd.readouterr()
+    assert (out, said.count("\n")) == ("", 1)
+    assert said.startswith("ggsched race: PyTorch finds no GPU (--simulate")
 
 
 def test_sigterm_ends_the_program_and_leaves_no_folder(program, tmp_path):
