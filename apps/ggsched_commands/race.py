@@ -85,6 +85,11 @@ def race(
         check_writable(path, what)
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
+        flags = {"--simulate": simulate, "--no-rows": no_rows}
+        extra = [flag for flag, is_given in flags.items() if is_given] or args
+        if extra:
+            hint = "leave it out, or name a program"
+            raise UsageError(f"{extra[0]} means nothing for a trace", where=script, hint=hint)
         data, code, failure = read_argument(script), 0, ""
     else:
         from ggsched_race.program import ProgramOptions

@@ -134,7 +134,20 @@ def test_damaged_trace_is_one_clear_line(tmp_path, capsys, harm):
 def test_options_of_the_program_are_its_own_and_ours_come_before_it(capsys):
     assert main(["race", "--simulat", "program.py"]) == 2
     assert "No such option '--simulat'" in capsys.readouterr().err
-    assert main(["race", str(DATA / "megatron_3140-mended.jsonl"), "--simulat"]) == 0
+    assert main(["race", str(DATA / "megatron_3140-mended.jsonl"), "--simulat"]) == 2
+    assert "--simulat means nothing for a trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "named"),
+    [(["--simulate"], [], "--simulate"), (["--no-rows"], [], "--no-rows"), ([], ["x"], "x")],
+)
+def test_what_means_nothing_for_a_trace_is_refused(before, behind, named, capsys):
+    trace = str(DATA / "megatron_3140-mended.jsonl")
+    assert main(["race", *before, trace, *behind]) == 2
+    out, said = capsys.readouterr()
+    assert (out, said.count("\n")) == ("", 1)
+    assert f"{trace}: {named} means nothing for a trace" in said
 
 
 def test_missing_program_is_named(capsys):
