@@ -4,7 +4,8 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from threading import Lock
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ggsched.errors import BackendUnavailable, RaceFound, UsageError
 from ggsched.files.reading import read_text_argument
@@ -14,6 +15,14 @@ from ggsched_race.report import RaceReport, check_program
 
 if TYPE_CHECKING:
     from ggsched_race.pytorch import Recorder
+
+
+_under_way: Final = Lock()
+"""Held while this process is recorded."""
+
+
+class RecordedAlready(UsageError):
+    """A part of a program is to be recorded that is recorded already."""
 
 
 class Watched:
@@ -69,6 +78,8 @@ def import_torch() -> Any:
 def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
     """Record the calling thread, and threads that begin meanwhile, into a journal.
 
+    One recording per process is under way at any time: what it replaces is there once.
+
     Args:
         out: The journal.
         name: Of the program.
@@ -77,7 +88,22 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
 
     Raises:
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
+        RecordedAlready: another recording is under way.
     """
+    if not _under_way.acquire(blocking=False):
+        hint = "leave out this ggsched.watch(), or what records around it"
+        raise RecordedAlready(
+            "the program is recorded already", where=f"watch({name!r})", hint=hint
+        )
+    try:
+        with _recorder_into(out, name, rows, simulate) as recorder:
+            yield recorder
+    finally:
+        _under_way.release()
+
+
+@contextmanager
+def _recorder_into(out: BinaryIO, name: str, rows: bool, simulate: bool) -> Iterator["Recorder"]:
     torch = import_torch()
     if not simulate and not torch.cuda.is_available():
         raise BackendUnavailable(
@@ -129,6 +155,7 @@ def watch(
     Raises:
         RaceFound: something is wrong.
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
+        UsageError: the program is recorded already, by another block or by ``ggsched race``.
 
     Examples:
         >>> import ggsched

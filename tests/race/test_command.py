@@ -272,6 +272,18 @@ def test_summary_says_how_the_program_failed_and_what_was_judged(program, text, 
 
 
 @needs_torch
+def test_watch_inside_a_recorded_program_is_one_line_and_harms_no_record(program):
+    text = RACE + "    import ggsched\n    with ggsched.watch(simulate=True):\n        x.mul_(2)\n"
+    done = race(program(text))
+    first, *more = done.stderr.splitlines()
+    assert first.startswith("ggsched race: watch('watched'): the program is recorded already (")
+    assert len(more) == 1
+    assert "exit code 2" in more[0]
+    assert done.returncode == 1
+    assert "nothing orders" in done.stdout
+
+
+@needs_torch
 def test_interrupted_program_gives_what_was_found(program):
     text = (
         RACE

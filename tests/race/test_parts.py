@@ -17,9 +17,11 @@ from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, stride
 from ggsched_race.call_sites import CallSites, Frame, assigned_name
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.html_page import to_html
+from ggsched_race.program import _ended_by
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
 from ggsched_race.report import check_program
 from ggsched_race.trace_notes import Tensor
+from ggsched_race.watch import RecordedAlready, _under_way, watch
 
 # --- bytes ----------------------------------------------------------------------------------------
 
@@ -410,6 +412,17 @@ def test_a_report_says_where_the_search_stopped(pairs, is_cut_off):
     times = f"race {'at least ' * is_cut_off}{pairs} times"
     assert times in report.to_text()
     assert times in to_html(report)
+
+
+def test_a_second_recording_is_refused_while_one_is_under_way(capsys):
+    with (
+        _under_way,
+        pytest.raises(RecordedAlready, match="is recorded already") as raised,
+        watch("part", simulate=True),
+    ):
+        pytest.fail("a second recording has begun")
+    assert _ended_by(raised.value, has_begun=True) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_journal_that_is_cut_off_is_a_shorter_trace():
