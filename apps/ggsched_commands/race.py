@@ -105,7 +105,7 @@ def race(
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:
         write_out(report.to_text())
-    made = (
+    made: tuple[Callable[[], bytes], ...] = (
         lambda: data,
         lambda: msgspec.json.encode(to_sarif(report)),
         lambda: to_html(report).encode(),
@@ -171,8 +171,10 @@ def _signals_for_program() -> Iterator[Callable[[subprocess.Popen[bytes]], None]
         if any(is_early):
             program.terminate()
 
-    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: terminate}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
+    }
     try:
         yield begun
     finally:
