@@ -3,8 +3,11 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -13,15 +16,16 @@ import msgspec
 from ggsched.cli.console import write_json
 from ggsched.cli.main import ENVIRONMENT
 from ggsched.cli.options import json_option, option
+from ggsched.cli.output_files import check_writable, output_file, refuse_overwriting
 from ggsched.errors import UsageError
 from ggsched.files.reading import read_argument
 from ggsched.printable import results, write_err, write_out
-from ggsched.trace.export import write_bytes
 
 if TYPE_CHECKING:
     from ggsched_race.program import ProgramOptions
 
 _FINDING = 1
+_WRITTEN = click.Path(dir_okay=False, writable=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -33,10 +37,20 @@ _FINDING = 1
     help="Do not read ids of indexing: faster, but rows of one table are not told apart.",
 )
 @click.option("--advice", is_flag=True, help="Also name waits and events that nobody needs.")
-@option("-o --output output", "Write the trace; 'ggsched check' reads it too.", metavar="FILE")
+@option(
+    "-o --output output",
+    "Write the trace; 'ggsched check' reads it too.",
+    _WRITTEN,
+    metavar="FILE",
+)
 @option("--suppressions", "File of patterns of frames whose findings are left out.", metavar="FILE")
-@option("--sarif", "Write the findings as SARIF, for code hosts.", metavar="FILE")
-@option("--html", "Write the findings as a page, with the lines of the program.", metavar="FILE")
+@option("--sarif", "Write the findings as SARIF, for code hosts.", _WRITTEN, metavar="FILE")
+@option(
+    "--html",
+    "Write the findings as a page, with the lines of the program.",
+    _WRITTEN,
+    metavar="FILE",
+)
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -57,44 +71,60 @@ def race(
 
     SCRIPT is a PyTorch program, or a trace that -o has written (FILE.jsonl). The program runs
     unchanged in a process of its own; its output goes where it always goes. The exit code is 1 if
-    anything is found, else that of the program. Ctrl-C ends the program and reports what was found
-    until then.
+    anything is found, else that of the program. Ctrl-C and SIGTERM end the program; what was found
+    until then is reported.
     """
     from ggsched_race.html_page import to_html
     from ggsched_race.report import check_program
     from ggsched_race.sarif import to_sarif
     from ggsched_race.watch import read_suppressions
 
+    refuse_overwriting(click.get_current_context())
+    outputs = (output, "the trace"), (sarif, "the SARIF log"), (html, "the page")
+    for path, what in outputs:  # a path that cannot be written must not cost the run
+        check_writable(path, what)
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
-        data, code = read_argument(script), 0
+        flags = {"--simulate": simulate, "--no-rows": no_rows}
+        extra = [flag for flag, is_given in flags.items() if is_given] or args
+        if extra:
+            hint = "leave it out, or name a program"
+            raise UsageError(f"{extra[0]} means nothing for a trace", where=script, hint=hint)
+        data, code, failure = read_argument(script), 0, ""
     else:
         from ggsched_race.program import ProgramOptions
 
         options = ProgramOptions(is_module, not no_rows, simulate)
-        data, code = _recorded(options, [script, *args], sys.stderr if as_json else results())
+        data, code, failure = _recorded(
+            options, [script, *args], sys.stderr if as_json else results()
+        )
         if not data:
             return code
-    report = check_program(data, script, advice=advice, suppressions=patterns)
-    if output is not None:
-        write_bytes(output, data)
-    if sarif is not None:
-        write_bytes(sarif, msgspec.json.encode(to_sarif(report)))
-    if html is not None:
-        write_bytes(html, to_html(report).encode())
+    report = check_program(data, script, advice=advice, suppressions=patterns, failure=failure)
     if as_json:
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:
         write_out(report.to_text())
+    made: tuple[Callable[[], bytes], ...] = (
+        lambda: data,
+        lambda: msgspec.json.encode(to_sarif(report)),
+        lambda: to_html(report).encode(),
+    )
+    for (path, what), content in zip(outputs, made, strict=True):
+        if path is not None:
+            with output_file(path, what) as file:
+                file.write(content())
     return code if report.is_clean else _FINDING
 
 
-def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -> tuple[bytes, int]:
+def _recorded(
+    options: "ProgramOptions", arguments: list[str], output: TextIO
+) -> tuple[bytes, int, str]:
     """Run a program that prints to a file.
 
     Returns:
-        Its trace and its exit code, 128 and more for a signal. There is no trace of a program that
-        was not begun, which has said why.
+        Its trace, its exit code, 128 and more for a signal, and how it has failed, or "". There is
+        no trace of a program that was not begun, which has said why.
 
     Raises:
         UsageError: there is no such file.
@@ -104,20 +134,49 @@ def _recorded(options: "ProgramOptions", arguments: list[str], output: TextIO) -
     if not options.is_module and not Path(arguments[0]).is_file():
         hint = "name a Python file, or a module behind -m"
         raise UsageError("no such file", where=arguments[0], hint=hint)
-    with TemporaryDirectory(prefix="ggsched-race-") as folder:
+    with _signals_for_program() as begun, TemporaryDirectory(prefix="ggsched-race-") as folder:
         journal = Path(folder) / "journal"
         command = [sys.executable, "-m", "ggsched_race.program", str(journal)]
         command += [msgspec.json.encode(options).decode(), *arguments]
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
-        try:
-            with subprocess.Popen(command, stdout=output) as program:
-                code = program.wait()
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with subprocess.Popen(command, stdout=output) as program:
+            begun(program)
+            code = program.wait()
+        ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        code = code if code >= 0 else 128 - code
         if not journal.exists() or not journal.stat().st_size:
-            return b"", code or ENVIRONMENT
+            return b"", code or ENVIRONMENT, ended
         data = trace_of_journal(read_argument(str(journal)))
     if code:
-        ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
-    return data, code if code >= 0 else 128 - code
+    return data, code, ended if code else ""
+
+
+@contextmanager
+def _signals_for_program() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Leave Ctrl-C to the program, and pass SIGTERM on to it.
+
+    Yields:
+        What to call with the program as soon as it runs.
+    """
+    programs: list[subprocess.Popen[bytes]] = []
+    is_early: list[bool] = []
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        is_early.append(not programs)
+        for program in programs:
+            program.terminate()
+
+    def begun(program: subprocess.Popen[bytes]) -> None:
+        programs.append(program)
+        if any(is_early):
+            program.terminate()
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
+    }
+    try:
+        yield begun
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,5 +1,6 @@
 """Where in the program a call stands: stacks of Python frames, each distinct one once."""
 
+import ast
 import os
 import re
 import sys
@@ -12,7 +13,13 @@ from typing import Final, NamedTuple
 _DEPTH: Final = 2 * 48
 _OWN: Final = os.path.dirname(__file__)
 _LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")})
-_TARGET: Final = re.compile(r"\s*([A-Za-z_][\w.\[\]\"']*)\s*(?::[^=]+)?=(?!=)")
+_NAME: Final = re.compile(r"[A-Za-z_][\w.\[\]\"']*")
+_MAX_LINES: Final = 40
+"""Of a statement that is read for a name."""
+_CONTAINERS: Final = (
+    *(ast.Tuple, ast.List, ast.Set, ast.Dict),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
 
 
 class Frame(NamedTuple):
@@ -86,8 +93,33 @@ def _stack(key: Sequence[object]) -> Stack:
 
 
 def assigned_name(stack: Stack) -> str:
-    """Return the name that the program's innermost line assigns to, or ""."""
+    """Return the name that the program's innermost line assigns to, or "".
+
+    A line that may make several objects names none: it has several statements, a container as its
+    value, or two calls of the same function.
+    """
     if not stack or stack[0].is_library:
         return ""
-    found = _TARGET.match(getline(stack[0].file, stack[0].line))
-    return found[1] if found else ""
+    source = ""
+    for line in range(stack[0].line, stack[0].line + _MAX_LINES):
+        source += getline(stack[0].file, line)
+        try:
+            body = ast.parse(source.lstrip()).body
+        except (SyntaxError, ValueError):  # the statement goes on, or is a compound one
+            continue
+        return _target(body, source.lstrip())
+    return ""
+
+
+def _target(body: Sequence[ast.stmt], source: str) -> str:
+    match body:
+        case [ast.Assign(targets=[target, *_], value=value)]:
+            pass
+        case [ast.AnnAssign(target=target, value=ast.expr() as value)]:
+            pass
+        case _:
+            return ""
+    called = [ast.dump(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)]
+    name = ast.get_source_segment(source, target) or ""
+    is_one = not isinstance(value, _CONTAINERS) and len(set(called)) == len(called)
+    return name if is_one and _NAME.fullmatch(name) else ""

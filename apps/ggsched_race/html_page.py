@@ -19,20 +19,18 @@ section { border-top: 1px solid #8886; margin-top: 1.5em } .mend { font-weight: 
 
 def to_html(report: RaceReport) -> str:
     """Return a page that needs nothing else."""
-    count = len(report.findings)
-    verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
     parts = [
-        f"<title>{escape(report.name)}: {verdict}</title><style>{_STYLE}</style>",
-        f"<h1>{escape(report.name)}</h1><p>{report.records} records: {verdict}"
-        + (f", {report.suppressed} suppressed" if report.suppressed else ""),
-        *(_section(i, finding) for i, finding in enumerate(report.findings, 1)),
+        f"<title>{escape(report.name)}: {report.verdict}</title><style>{_STYLE}</style>",
+        f"<h1>{escape(report.name)}</h1><p>{report.verdict}</p>",
+        *(_section(i, finding, report.least) for i, finding in enumerate(report.findings, 1)),
         *(f"<p>advice: {escape(a.what)}; {a.times} times</p>" for a in report.advice),
     ]
     return f'<!doctype html><html lang="en"><meta charset="utf-8">{"".join(parts)}</html>\n'
 
 
-def _section(number: int, finding: RaceFinding) -> str:
-    times = f"<p>The same two calls race {finding.times} times.</p>" if finding.times > 1 else ""
+def _section(number: int, finding: RaceFinding, least: str) -> str:
+    times = f"<p>The same two calls race {least}{finding.times} times.</p>"
+    times = times if finding.times > 1 else ""
     return (
         f"<section><h2>{number} {escape(finding.kind)}</h2><p>{escape(finding.what)}</p>"
         f"<p><code>{escape(finding.tensor)}</code></p><table><tr>"

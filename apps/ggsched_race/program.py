@@ -18,7 +18,7 @@ import msgspec
 
 from ggsched.errors import GgschedError
 from ggsched.printable import write_err
-from ggsched_race.watch import recorder_into
+from ggsched_race.watch import RecordedAlready, recorder_into
 
 INTERRUPTED: Final = 130
 _OWN: Final = (os.path.dirname(__file__), os.path.dirname(runpy.__file__) + os.sep + "runpy.py")
@@ -64,6 +64,9 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
 def _ended_by(error: BaseException, has_begun: bool) -> int:
     """Say why a program has ended, as Python does; return its exit code."""
     match error:
+        case RecordedAlready():
+            write_err(f"ggsched race: {error.one_line()}\n")
+            return error.exit_code
         case SystemExit():
             return _code(error.code)
         case KeyboardInterrupt():

@@ -10,6 +10,7 @@ import msgspec
 from ggsched.errors import UsageError
 from ggsched.sanitize import Finding, check_trace
 from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.races import MAX_RACES
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.report import Touch
 from ggsched.trace.export import read_trace
@@ -80,13 +81,13 @@ class RaceFinding(msgspec.Struct, frozen=True):
     sides: tuple[Side, ...] = ()
     times: int = 1
 
-    def to_text(self, number: int) -> str:
-        """Return the finding for people."""
+    def to_text(self, number: int, least: str = "") -> str:
+        """Return the finding for people; words before a count say that there may be more."""
         lines = [f"{number} {self.kind}: {self.what}"]
         lines += [f"  {self.tensor}"] if self.tensor else []
         lines += [f"  {line}" for side in self.sides for line in side.to_lines()]
         lines += [f"  mend: {self.mend}"] if self.mend else []
-        lines += [f"  the same two calls race {self.times} times"] if self.times > 1 else []
+        lines += [f"  the same two calls race {least}{self.times} times"] if self.times > 1 else []
         parts = (wrap(line, WIDTH, subsequent_indent="      ") for line in lines)
         return "\n".join(line for part in parts for line in part)
 
@@ -119,6 +120,8 @@ class RaceReport(msgspec.Struct, frozen=True):
         findings: What is wrong, each pair of calls once.
         suppressed: Number of findings that patterns exclude.
         advice: What is not wrong and not needed, where that was requested.
+        failure: How a program that failed has ended, e.g. ``exit code 1``.
+        is_cut_off: Whether the search stopped at ``MAX_RACES`` racing pairs; there may be more.
     """
 
     name: str
@@ -126,19 +129,37 @@ class RaceReport(msgspec.Struct, frozen=True):
     findings: tuple[RaceFinding, ...] = ()
     suppressed: int = 0
     advice: tuple[Advice, ...] = ()
+    failure: str = ""
+    is_cut_off: bool = False
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong."""
         return not self.findings
 
+    @property
+    def least(self) -> str:
+        """Words before the number of findings."""
+        return "at least " if self.is_cut_off else ""
+
+    @property
+    def verdict(self) -> str:
+        """How much was judged, and how many findings there are."""
+        until = f" until the program ended with {self.failure}" if self.failure else ""
+        if not self.records:
+            return f"nothing was recorded{until}"
+        count = len(self.findings)
+        verdict = f"{self.least}{count} finding{'s' if count > 1 else ''}" if count else "clean"
+        if self.is_cut_off:
+            verdict = verdict if count else "no other finding"
+            verdict += f" until the search stopped at {MAX_RACES} racing pairs"
+        verdict += f", {self.suppressed} suppressed" if self.suppressed else ""
+        return f"{self.records} record{'s' if self.records > 1 else ''}{until}: {verdict}"
+
     def to_text(self) -> str:
         """Return the report for people."""
-        count = len(self.findings)
-        verdict = f"{count} finding{'s' if count > 1 else ''}" if count else "clean"
-        verdict += f", {self.suppressed} suppressed" if self.suppressed else ""
-        parts = [f"{self.name}: {self.records} records: {verdict}"]
-        parts += [finding.to_text(i) for i, finding in enumerate(self.findings, 1)]
+        parts = [f"{self.name}: {self.verdict}"]
+        parts += [finding.to_text(i, self.least) for i, finding in enumerate(self.findings, 1)]
         for advice in self.advice:
             cost = f", {seconds_text(advice.seconds)}" if advice.seconds is not None else ""
             parts.append(f"advice: {advice.what}; {advice.times} times{cost}")
@@ -146,7 +167,12 @@ class RaceReport(msgspec.Struct, frozen=True):
 
 
 def check_program(
-    data: bytes, file: str = "trace", *, advice: bool = False, suppressions: Sequence[str] = ()
+    data: bytes,
+    file: str = "trace",
+    *,
+    advice: bool = False,
+    suppressions: Sequence[str] = (),
+    failure: str = "",
 ) -> RaceReport:
     """Return what is wrong with a recorded program.
 
@@ -155,6 +181,7 @@ def check_program(
         file: Its name, for messages.
         advice: Whether to name waits and events that nobody needs, if nothing is wrong.
         suppressions: Patterns of frames (``train.py:* in step``) of findings to leave out.
+        failure: How the program has ended, if it failed.
 
     Raises:
         UsageError: not a trace.
@@ -178,6 +205,8 @@ def check_program(
         tuple(kept),
         len(merged) - len(kept),
         tuple(words.advice()) if advice and report.is_clean else (),
+        failure,
+        sum(finding.kind == "race" for finding in report.findings) >= MAX_RACES,
     )
 
 

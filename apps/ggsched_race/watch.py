@@ -4,7 +4,8 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from threading import Lock
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ggsched.errors import BackendUnavailable, RaceFound, UsageError
 from ggsched.files.reading import read_text_argument
@@ -14,6 +15,14 @@ from ggsched_race.report import RaceReport, check_program
 
 if TYPE_CHECKING:
     from ggsched_race.pytorch import Recorder
+
+
+_under_way: Final = Lock()
+"""Held while this process is recorded."""
+
+
+class RecordedAlready(UsageError):
+    """A part of a program is to be recorded that is recorded already."""
 
 
 class Watched:
@@ -60,7 +69,7 @@ def import_torch() -> Any:
         import torch
     except ImportError as error:
         raise BackendUnavailable(
-            "the package torch is missing", where="race", hint="pip install 'ggsched[torch]'"
+            "the package torch is missing", hint="pip install 'ggsched[torch]'"
         ) from error
     return torch
 
@@ -68,6 +77,8 @@ def import_torch() -> Any:
 @contextmanager
 def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
     """Record the calling thread, and threads that begin meanwhile, into a journal.
+
+    One recording per process is under way at any time: what it replaces is there once.
 
     Args:
         out: The journal.
@@ -77,17 +88,32 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
 
     Raises:
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
+        RecordedAlready: another recording is under way.
     """
+    if not _under_way.acquire(blocking=False):
+        hint = "leave out this ggsched.watch(), or what records around it"
+        raise RecordedAlready(
+            "the program is recorded already", where=f"watch({name!r})", hint=hint
+        )
+    try:
+        with _recorder_into(out, name, rows, simulate) as recorder:
+            yield recorder
+    finally:
+        _under_way.release()
+
+
+@contextmanager
+def _recorder_into(out: BinaryIO, name: str, rows: bool, simulate: bool) -> Iterator["Recorder"]:
     torch = import_torch()
+    if not simulate and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            "PyTorch finds no GPU", hint="--simulate, or simulate=True, needs none"
+        )
     from ggsched_race.pytorch import Recorder
     from ggsched_race.pytorch_hooks import recorded
     from ggsched_race.real_cuda import RealCuda
     from ggsched_race.simulation import simulated
 
-    if not simulate and not torch.cuda.is_available():
-        raise BackendUnavailable(
-            "PyTorch finds no GPU", where="race", hint="--simulate, or simulate=True, needs none"
-        )
     recording = Recording(out, name)
     with ExitStack() as stack:
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
@@ -129,6 +155,7 @@ def watch(
     Raises:
         RaceFound: something is wrong.
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
+        UsageError: the program is recorded already, by another block or by ``ggsched race``.
 
     Examples:
         >>> import ggsched
@@ -166,7 +193,7 @@ def raise_if_findings(report: RaceReport) -> None:
     if report.is_clean:
         return
     first, more = report.findings[0], len(report.findings) - 1
-    what = f"{first.what}, and {more} more" if more else first.what
+    what = f"{first.what}, and {report.least}{more} more" if more else first.what
     details = report.to_text().splitlines()
     raise RaceFound(what, where=report.name, hint=first.mend, details=details)
 

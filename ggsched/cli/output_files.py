@@ -9,7 +9,7 @@ import click
 
 from ggsched.errors import UsageError
 
-_READ: Final = ("model", "prompt_file", "text_file", "topology")
+_READ: Final = ("model", "prompt_file", "script", "suppressions", "text_file", "topology")
 """Parameters that name a file to read."""
 
 

@@ -86,6 +86,31 @@ def test_findings_are_suppressed_by_a_file(tmp_path, capsys):
     assert "no pattern" in capsys.readouterr().err
 
 
+OUTPUTS = pytest.mark.parametrize(
+    ("option", "what"), [("-o", "trace"), ("--sarif", "SARIF log"), ("--html", "page")]
+)
+
+
+@OUTPUTS
+def test_output_that_cannot_be_written_is_refused_before_the_program_begins(
+    option, what, tmp_path, program, capfd
+):
+    nowhere = str(tmp_path / "nowhere" / "x")
+    assert main(["race", option, nowhere, program("print('begun')")]) == 2
+    out, said = capfd.readouterr()
+    assert out == ""
+    assert said.count("\n") == 1
+    assert f"{nowhere}: cannot write the {what}" in said
+
+
+@OUTPUTS
+def test_program_is_not_written_over(option, what, program, capsys):
+    path = program("print(1)")
+    assert main(["race", option, path, path]) == 2
+    assert "would write over the script" in capsys.readouterr().err
+    assert Path(path).read_text("utf-8") == "print(1)"
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -109,7 +134,20 @@ def test_damaged_trace_is_one_clear_line(tmp_path, capsys, harm):
 def test_options_of_the_program_are_its_own_and_ours_come_before_it(capsys):
     assert main(["race", "--simulat", "program.py"]) == 2
     assert "No such option '--simulat'" in capsys.readouterr().err
-    assert main(["race", str(DATA / "megatron_3140-mended.jsonl"), "--simulat"]) == 0
+    assert main(["race", str(DATA / "megatron_3140-mended.jsonl"), "--simulat"]) == 2
+    assert "--simulat means nothing for a trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "named"),
+    [(["--simulate"], [], "--simulate"), (["--no-rows"], [], "--no-rows"), ([], ["x"], "x")],
+)
+def test_what_means_nothing_for_a_trace_is_refused(before, behind, named, capsys):
+    trace = str(DATA / "megatron_3140-mended.jsonl")
+    assert main(["race", *before, trace, *behind]) == 2
+    out, said = capsys.readouterr()
+    assert (out, said.count("\n")) == ("", 1)
+    assert f"{trace}: {named} means nothing for a trace" in said
 
 
 def test_missing_program_is_named(capsys):
@@ -123,7 +161,46 @@ def test_missing_torch_is_named(program, capfd, tmp_path, monkeypatch):
     assert main(["race", "--simulate", program("print(1)")]) == 3
     said = capfd.readouterr().err
     assert said.count("\n") == 1
+    assert said.startswith("ggsched race: the package torch is missing (")
     assert "ggsched[torch]" in said
+
+
+def test_missing_gpu_of_a_torch_is_named_once(program, capfd, tmp_path, monkeypatch):
+    torch = """
+        class cuda:
+            def is_available():
+                return False
+    """
+    program(torch, "torch.py")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    assert main(["race", program("print(1)")]) == 3
+    out, said = capfd.readouterr()
+    assert (out, said.count("\n")) == ("", 1)
+    assert said.startswith("ggsched race: PyTorch finds no GPU (--simulate")
+
+
+def test_sigterm_ends_the_program_and_leaves_no_folder(program, tmp_path):
+    folders, pid = tmp_path / "folders", tmp_path / "pid"
+    folders.mkdir()
+    waits = f"""
+        import os, signal
+        with open({str(pid)!r}, "w") as file:
+            file.write(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            signal.pause()
+    """
+    program(waits, "torch.py")  # the first that a recorded process loads
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "ggsched", "race", "--simulate", program("print(1)")],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folders)},
+    )  # fmt: skip
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert list(folders.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 # --- programs -------------------------------------------------------------------------------------
@@ -176,6 +253,37 @@ def test_failure_of_the_program_is_reported_with_what_was_found(program, end, co
 
 
 @needs_torch
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("x = (", 1, "nothing was recorded until the program ended with exit code 1"),
+        ("print(1)", 0, "nothing was recorded"),
+        (
+            "import torch; torch.ones(8, device='cuda'); 1 / 0",
+            1,
+            "2 records until the program ended with exit code 1: clean",
+        ),
+    ],
+)
+def test_summary_says_how_the_program_failed_and_what_was_judged(program, text, code, said):
+    done = race(path := program(text))
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-1] == f"{path}: {said}"
+
+
+@needs_torch
+def test_watch_inside_a_recorded_program_is_one_line_and_harms_no_record(program):
+    text = RACE + "    import ggsched\n    with ggsched.watch(simulate=True):\n        x.mul_(2)\n"
+    done = race(program(text))
+    first, *more = done.stderr.splitlines()
+    assert first.startswith("ggsched race: watch('watched'): the program is recorded already (")
+    assert len(more) == 1
+    assert "exit code 2" in more[0]
+    assert done.returncode == 1
+    assert "nothing orders" in done.stdout
+
+
+@needs_torch
 def test_interrupted_program_gives_what_was_found(program):
     text = (
         RACE
@@ -188,6 +296,23 @@ def test_interrupted_program_gives_what_was_found(program):
     done = race(program(text))
     assert done.returncode == 1
     assert "exit code 130" in done.stderr
+    assert "nothing orders" in done.stdout
+
+
+@needs_torch
+def test_terminated_program_gives_what_was_found(program):
+    text = (
+        RACE
+        + """
+    import os, signal
+    os.kill(os.getppid(), signal.SIGTERM)
+    while True:
+        signal.pause()
+"""
+    )
+    done = race(program(text))
+    assert done.returncode == 1, done.stderr
+    assert "signal SIGTERM" in done.stderr
     assert "nothing orders" in done.stdout
 
 

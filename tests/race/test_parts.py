@@ -10,14 +10,18 @@ import pytest
 
 from ggsched.errors import UsageError
 from ggsched.sanitize import check_trace
+from ggsched.sanitize.races import MAX_RACES
 from ggsched.trace.export import read_trace
 from ggsched_race.blocks import Blocks, CachingAllocator
 from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, strided_runs
-from ggsched_race.call_sites import CallSites
+from ggsched_race.call_sites import CallSites, Frame, assigned_name
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
+from ggsched_race.html_page import to_html
+from ggsched_race.program import _ended_by
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
 from ggsched_race.report import check_program
 from ggsched_race.trace_notes import Tensor
+from ggsched_race.watch import RecordedAlready, _under_way, watch
 
 # --- bytes ----------------------------------------------------------------------------------------
 
@@ -253,6 +257,34 @@ def test_a_stack_has_one_number_and_a_file_below_the_folder_its_path_from_there(
     assert not any(frame.is_library for frame in stack)
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("x = zeros(3)", "x"),
+        ("    self.x = zeros(3).cuda()  # a; b", "self.x"),
+        ("a[0] = b = zeros(';')", "a[0]"),
+        ("x: Tensor = zeros(3);", "x"),
+        ("x = zeros(\n    3,\n)", "x"),
+        ("a = zeros(); b = zeros(); s = Stream()", ""),
+        ("a = zeros(); b = zeros(\n)", ""),
+        ("s1, s2 = Stream(), Stream()", ""),
+        ("pair = Stream(), Stream()", ""),
+        ("streams = [Stream() for _ in range(2)]", ""),
+        ("streams = [\n    Stream(),\n    Stream(),\n]", ""),
+        ("pipe = Pipe(Stream(), Stream())", ""),
+        ("for x in (zeros(1), zeros(2)): pass", ""),
+        ("x += zeros(3)", ""),
+        ("zeros(3)", ""),
+        ("x == zeros(3)", ""),
+        ("x = zeros(", ""),
+    ],
+)
+def test_a_line_names_what_it_makes_if_that_is_one(source, name, tmp_path):
+    path = tmp_path / "made.py"
+    path.write_text(source + "\n", encoding="utf-8")
+    assert assigned_name((Frame(str(path), 1, "<module>"),)) == name
+
+
 class Recorded:
     """A recording of a program of calls, and its findings."""
 
@@ -345,6 +377,52 @@ def test_a_graph_that_uses_memory_which_is_gone_is_found():
     calls.recording.memory_died(calls.x)
     calls.recording.replay("g", side, -1)
     assert [f.kind for f in calls.findings] == ["freed"]
+
+
+def test_a_report_of_a_failed_program_says_what_was_judged():
+    out = io.BytesIO()
+    recording = Recording(out, "p.py")
+
+    def said(failure):
+        report = check_program(trace_of_journal(out.getvalue()), failure=failure)
+        assert report.verdict in to_html(report)
+        return report.to_text()
+
+    assert said("") == "p.py: nothing was recorded\n"
+    ended = "until the program ended with exit code 1"
+    assert said("exit code 1") == f"p.py: nothing was recorded {ended}\n"
+    stream = recording.stream((0, 16))
+    for _ in range(2):
+        recording.work(stream, "write", (), (), -1)
+    assert said("exit code 1") == f"p.py: 2 records {ended}: clean\n"
+    assert said("") == "p.py: 2 records: clean\n"
+
+
+@pytest.mark.parametrize(("pairs", "is_cut_off"), [(MAX_RACES - 1, False), (MAX_RACES, True)])
+def test_a_report_says_where_the_search_stopped(pairs, is_cut_off):
+    calls = Recorded()
+    side = calls.recording.stream((0, 16))
+    calls.write(side)
+    for _ in range(pairs):  # each races with the first
+        calls.recording.work(calls.default, "read", [(calls.x, 0, 64)], (), -1)
+    report = check_program(trace_of_journal(calls.out.getvalue()))
+    stopped = f"at least 1 finding until the search stopped at {MAX_RACES} racing pairs"
+    assert report.is_cut_off == is_cut_off
+    assert report.verdict.endswith(stopped) == is_cut_off
+    times = f"race {'at least ' * is_cut_off}{pairs} times"
+    assert times in report.to_text()
+    assert times in to_html(report)
+
+
+def test_a_second_recording_is_refused_while_one_is_under_way(capsys):
+    with (
+        _under_way,
+        pytest.raises(RecordedAlready, match="is recorded already") as raised,
+        watch("part", simulate=True),
+    ):
+        pytest.fail("a second recording has begun")
+    assert _ended_by(raised.value, has_begun=True) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_journal_that_is_cut_off_is_a_shorter_trace():
