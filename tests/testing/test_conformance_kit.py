@@ -430,7 +430,7 @@ def test_own_latch_and_fault():
     harness = replace(DEAF, latch=lambda stream: held.append("held") or None)
     assert ConformanceRunner(harness).lacks("latch") == "nothing can hold its streams"
     assert held == ["held"]
-    harness = replace(DEAF, latch=lambda stream: Latch())
+    harness = replace(cpu_with(DeafStream), latch=lambda stream: Latch(), grace_s=1.0)
     assert "see EVT-4" in ConformanceRunner(harness).lacks("latch")
     assert "released" in held
     harness = replace(base_with(RudeStream), fault=lambda stream: "nothing")
