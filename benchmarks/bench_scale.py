@@ -4,12 +4,13 @@ A pipeline of machines with eight devices each that share every product (tensor 
 layer for each machine, 4 micro-batches. The figures are of 1,024 devices over those of 16, and the
 time for each device and micro-batch. Then the parts run on simulated devices, with links of 50 us
 and 12.5 GB/s (100 Gbit/s) between machines: how much longer it takes than the closed form says of
-equal stages, (m + p - 1) stages; with a machine half as fast; and with one that is lost.
+equal stages, (m + p - 1) stages; with a machine half as fast; and with one that is lost. Besides,
+what a step of a group of 4 to 32 devices costs, which grows with the devices.
 """
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
@@ -19,12 +20,13 @@ from ggsched.errors import DeviceFault
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes import Constraints, make_plan
+from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.bundle import Plan
 from ggsched.plan.parts import Part
 from ggsched.sanitize import check_plan
 from ggsched.sanitize.from_parts import check_parts
-from ggsched.topology.cost import Link
+from ggsched.topology.cost import Link, guessed_rates
 from ggsched_testing.generators.clusters import (
     Machines,
     one_machine,
@@ -35,6 +37,7 @@ from ggsched_testing.sim.cluster import ClusterFaults, SimCluster
 from ggsched_testing.sim.costs import Costs
 
 GROUP, BATCHES = 8, 4
+GROUPS = (4, 8, 16, 32)
 MACHINES = (2, 8, 32, 128)
 LINK = Link(50e-6, 12.5e9)
 RUN = (4, 8)
@@ -114,6 +117,18 @@ def _total(cluster: SimCluster) -> float:
     return max(s.end_s for s in spans) - min(s.start_s for s in spans)
 
 
+def _groups() -> Iterator[Row]:
+    """Yield what a decoding step costs where one group of devices shares all layers and copies."""
+    for group in GROUPS:
+        joined, wanted = staged_model(1, group, layers=4, tokens=1).micro_batches(1)
+        topology, graph = one_machine(group), joined.graph
+        plan = make_plan(graph, topology, wanted)
+        step_us = 1e6 * predict_step(graph, plan, guessed_rates(topology)).seconds
+        what, count = f"group of {group}, four layers:", len(plan.commands)
+        yield Row("scale", f"{what} commands", count, count, count, "")
+        yield Row("scale", f"{what} predicted step", step_us, step_us, step_us, "us")
+
+
 def _simulated() -> list[Row]:
     p, m = RUN
     alone, all_of_them = _Runs(p, 1), _Runs(p, m)
@@ -151,4 +166,4 @@ def run() -> list[Row]:
         value, bound = many[name] / few[name], "<= 1.5" if name == "plan" else ""
         what = f"{name}: {MACHINES[-1] * GROUP} devices / {MACHINES[0] * GROUP}"
         rows.append(Row("scale", what, value, value, value, bound=bound))
-    return [*rows, *_simulated()]
+    return [*rows, *_groups(), *_simulated()]
