@@ -5,6 +5,7 @@ and short micro-batches, several devices of several kinds, uneven shares.
 """
 
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -324,24 +325,29 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", ["llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32"])
-@pytest.mark.parametrize("offload", BESIDE.values(), ids=BESIDE)
-def test_layers_and_experts_on_the_cpu_beside_shared_layers(devices, name, offload):
-    model = load_model(ORACLE / f"{name}.gguf")
+NAMES = ("llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32")
+TWO_AND_CPU = ("sim:0", "sim:1", "cpu:0")
+
+
+@contextmanager
+def beside(name, devices, offload, **options):
+    """Open a session of which logits are those of llama.cpp and the last plan is clean."""
     with np.load(ORACLE / f"{name}.npz") as arrays:
         tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
-    sizes = SessionOptions(n_ctx=64, n_ubatch=7, split_mode="tensor", offload=offload)
-    with Session(
-        model, devices(("sim:0", "sim:1", "cpu:0")), sizes, settings=Settings()
-    ) as session:
+    sizes = SessionOptions(n_ctx=64, n_ubatch=7, split_mode="tensor", offload=offload, **options)
+    model = load_model(ORACLE / f"{name}.gguf")
+    with Session(model, devices, sizes, settings=Settings()) as session:
         assert_close(session.feed(tokens, all_logits=True), wanted, None)
         assert check_plan(session.last_plan).is_clean
-        on_cpu = [
-            name
-            for name, device in session.homes.devices.items()
-            if session.scheduler.topology.devices[device].name == "cpu:0"
-        ]
-        reasons = {session.homes.reasons[name] for name in on_cpu}
+        yield session
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("offload", BESIDE.values(), ids=BESIDE)
+def test_layers_and_experts_on_the_cpu_beside_shared_layers(devices, name, offload):
+    with beside(name, devices(TWO_AND_CPU), offload) as session:
+        homes = session.homes
+    reasons = {homes.reasons[tensor] for tensor, at in homes.devices.items() if at == 2}
     if offload.n_gpu_layers is not None:
         assert any(reason.endswith("is on the host (-ngl)") for reason in reasons)
     if offload.n_cpu_moe and name != "llama-tiny-f32":
@@ -350,64 +356,48 @@ def test_layers_and_experts_on_the_cpu_beside_shared_layers(devices, name, offlo
 
 def test_groups_of_devices_beside_a_cpu(devices):
     """Two groups make a pipeline of the layers that are not on the CPU."""
-    model = load_model(ORACLE / "qwen3moe-tiny-f32.gguf")
-    with np.load(ORACLE / "qwen3moe-tiny-f32.npz") as arrays:
-        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
-    offload = Offload(n_gpu_layers=3, n_cpu_moe=3)
-    names = (*(f"sim:{i}" for i in range(4)), "cpu:0")
-    sizes = SessionOptions(
-        n_ctx=64, n_ubatch=7, split_mode="tensor", group_size=2, offload=offload, pipelining="on"
+    offload, names = (
+        Offload(n_gpu_layers=3, n_cpu_moe=3),
+        (*(f"sim:{i}" for i in range(4)), "cpu:0"),
     )
-    with Session(model, devices(names), sizes, settings=Settings()) as session:
-        assert_close(session.feed(tokens, all_logits=True), wanted, None)
-        homes = {name: session.homes.devices[name] for name in session.homes.devices}
-        used = {names[device] for name, device in homes.items() if name.startswith("blk.")}
-    assert used == set(names)
+    more = {"group_size": 2, "pipelining": "on"}
+    with beside("qwen3moe-tiny-f32", devices(names), offload, **more) as session:
+        homes = session.homes.devices
+    used = {at for tensor, at in homes.items() if tensor.startswith("blk.")}
+    assert used == set(range(len(names)))
 
 
 def test_of_experts_on_the_cpu_only_rows_of_a_token_move(devices):
     """A step hands on a row, which experts and their weights, and takes the sum back."""
-    model = load_model(ORACLE / "qwen3moe-tiny-f32.gguf")
-    sizes = SessionOptions(n_ctx=64, split_mode="tensor", offload=Offload(n_cpu_moe=99))
-    with Session(
-        model, devices(("sim:0", "sim:1", "cpu:0")), sizes, settings=Settings()
-    ) as session:
+    offload = Offload(n_cpu_moe=99)
+    with beside("qwen3moe-tiny-f32", devices(TWO_AND_CPU), offload) as session:
         session.feed([1])
-        plan, row = session.last_plan, 4 * model.hparams.n_embd
-    values, cpu = plan.splits.values, 2
+        plan, hp = session.last_plan, session.spec.hparams
+    values = plan.splits.values
     leaving = [
         values[t.dst].end - values[t.dst].start
         for t in plan.splits.transfers
-        if values[t.src].device == cpu
+        if values[t.src].device == 2
     ]
-    layers = model.hparams.n_layer
-    assert leaving.count(row) == len(leaving)
-    assert len(leaving) <= 2 * (2 + layers)
+    assert set(leaving) == {4 * hp.n_embd}
+    assert len(leaving) <= 2 * (2 + hp.n_layer)
 
 
 @settings(max_examples=max(5, settings().max_examples // 10))
 @given(st.data())
 def test_any_tensor_on_any_device(devices, data):
     """Whatever ``-ot`` names lives whole where it says, beside layers in shares."""
-    name = data.draw(st.sampled_from(["llama-tiny-f32", "qwen3moe-tiny-f32", "gptoss-tiny-f32"]))
-    model = load_model(ORACLE / f"{name}.gguf")
-    with np.load(ORACLE / f"{name}.npz") as arrays:
-        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
-    names = ("sim:0", "sim:1", "cpu:0", "sim:2")
-    spec = model.spec
+    name, names = data.draw(st.sampled_from(NAMES)), (*TWO_AND_CPU, "sim:2")
+    spec = load_model(ORACLE / f"{name}.gguf").spec
     chosen = st.sets(st.sampled_from([*spec.weights, *spec.hparams.state_names]), max_size=6)
     overrides = tuple(
         OverrideRule(re.compile(f"^{re.escape(tensor)}$"), data.draw(st.sampled_from(names)))
         for tensor in sorted(data.draw(chosen))
     )
-    offload = Offload(overrides=overrides, tensor_split=(1.0, 1.0), n_cpu_moe=data.draw(MOE))
-    sizes = SessionOptions(n_ctx=64, n_ubatch=7, split_mode="tensor", offload=offload)
-    with Session(model, devices(names), sizes, settings=Settings()) as session:
-        assert_close(session.feed(tokens, all_logits=True), wanted, None)
-        assert check_plan(session.last_plan).is_clean
-
-
-MOE = st.integers(0, 3)
+    n_cpu_moe = data.draw(st.integers(0, 3))
+    offload = Offload(overrides=overrides, tensor_split=(1.0, 1.0), n_cpu_moe=n_cpu_moe)
+    with beside(name, devices(names), offload):
+        pass
 
 
 # --- refusals -----------------------------------------------------------------------------
