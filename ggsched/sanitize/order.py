@@ -111,10 +111,10 @@ class HappensBefore:
             return
         freed = self._freed.setdefault(old.space, IntervalMap(nothing(len(self._clocks))))
         first, last = freed.cut(old.address, old.address + old.nbytes)
-        values = freed.values[first:last]
-        for k, known in enumerate(values, first):
-            freed.values[k] = list(clock)
-            join(freed.values[k], known)
+        for k in range(first, last):
+            known = list(clock)
+            join(known, freed.values[k])
+            freed.values[k] = known
         if all(known == clock for known in freed.values[first:last]):
             freed.put(old.address, old.address + old.nbytes, list(clock))
 
