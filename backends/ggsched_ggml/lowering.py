@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F16, F32, I32, DType
+from ggsched.ir.tensor import contiguous_strides
 from ggsched_ggml.driver import TYPES, Handle, Library, Tensor
 
 OTHERWISE: Final[Mapping[str, str]] = {
@@ -80,12 +81,9 @@ class MaskOf(NamedTuple):
     rows: int
 
 
-def dense(dtype: DType, ne: Sequence[int]) -> tuple[int, ...]:
+def dense(dtype: DType, ne: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of contiguous elements."""
-    nb = [dtype.block_nbytes, dtype.block_nbytes * (ne[0] // dtype.block)]
-    for extent in ne[1:-1]:
-        nb.append(nb[-1] * extent)
-    return tuple(nb)
+    return contiguous_strides(dtype, ne[::-1])[::-1]
 
 
 class GraphMaker:
@@ -155,7 +153,7 @@ class GraphMaker:
 
     def _forget(self, written: Operand) -> None:
         """Let later nodes not take results for operands whose bytes are written anew."""
-        self._results = [(o, v) for o, v in self._results if not overlap(o, written)]
+        self._results = [(o, v) for o, v in self._results if not o.meets(written)]
 
     def described(self, operand: Operand, axes: Sequence[int] | None = None) -> Value:
         """Return an operand with the strides of ggml, without a tensor.
@@ -177,7 +175,7 @@ class GraphMaker:
     def leaf(self, operand: Operand, axes: Sequence[int] | None = None) -> Value:
         """Return a tensor on the bytes of an operand: the node that computed it, if it is known."""
         for known, value in reversed(self._results) if axes is None else ():
-            if _same_place(known, operand) and known.shape == operand.shape:
+            if known.is_same_window(operand):
                 return value
         found = self.described(operand, axes)
         made = self.tensor(found.dtype, found.ne)
@@ -188,10 +186,10 @@ class GraphMaker:
         self.placed.append(Placed(made.handle, operand))
         return replace(made, nb=found.nb)
 
-    def tensor(self, dtype: DType, ne: Sequence[int]) -> Value:
+    def tensor(self, dtype: DType, ne: tuple[int, ...]) -> Value:
         """Return a fresh tensor without memory."""
         handle = self.library.ggml_new_tensor_4d(self._room(), TYPES[dtype.name], *ne)
-        return Value(handle, dtype, tuple(ne), dense(dtype, ne))
+        return Value(handle, dtype, ne, dense(dtype, ne))
 
     def _room(self) -> Handle:
         """Return a context with room for a tensor: ggml aborts the process if it has none."""
@@ -270,7 +268,7 @@ class GraphMaker:
         """Return the mask of bounds, which nodes on the same operand share."""
         ne = (rows, bounds.shape[0], 1, 1)
         for known in self.masks:
-            if _same_place(known.bounds, bounds) and known.rows == rows:
+            if known.bounds.is_same_window(bounds) and known.rows == rows:
                 return Value(known.handle, F16, ne, dense(F16, ne))
         mask = self.tensor(F16, ne)
         self.placed.append(Placed(mask.handle, scratch=self.kept_nbytes, is_kept=True))
@@ -292,16 +290,6 @@ class GraphMaker:
         """Return the contexts, which the caller frees."""
         taken, self._contexts, self._left = self._contexts, [], 0
         return taken
-
-
-def _same_place(a: Operand, b: Operand) -> bool:
-    return (a.buffer, a.offset, a.dtype, a.strides) == (b.buffer, b.offset, b.dtype, b.strides)
-
-
-def overlap(a: Operand, b: Operand) -> bool:
-    """Whether two operands share bytes, as far as their ranges say."""
-    apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
-    return a.buffer is b.buffer and not apart
 
 
 Lowering = Callable[[GraphMaker, BoundNode], Value]

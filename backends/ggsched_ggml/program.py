@@ -13,7 +13,7 @@ from ggsched.errors import DeviceFault
 from ggsched.ops.rows import check_ids
 from ggsched.topology.caps import DeviceFacts
 from ggsched_ggml.driver import Handle, Library
-from ggsched_ggml.lowering import FUSIONS, GraphMaker, MaskOf, Unlowered, overlap
+from ggsched_ggml.lowering import FUSIONS, GraphMaker, MaskOf, Unlowered
 from ggsched_ggml.memory import BackendStream, Memory, allocate, freed_with
 
 IDS: Final = {"get_rows": (1, 0, -2), "set_rows": (2, 0, -2), "mul_mat_id": (2, 0, 0),
@@ -92,7 +92,7 @@ class _Lowered:
             self.end_graph()
             self.steps.append((node.label, partial(self._device.run_by_reference, node)))
             self.by_reference.append(node.label)
-        self._checked = [c for c in self._checked if not overlap(c[0], node.output)]
+        self._checked = [c for c in self._checked if not c[0].meets(node.output)]
 
     def _check_ids(self, label: str, ids: Operand, rows: int) -> None:
         """Look at ids before the graph runs that uses them: ggml aborts the process, or worse."""
@@ -103,7 +103,7 @@ class _Lowered:
         self._checked.append((ids, rows))
 
     def _let_host_read(self, operand: Operand) -> None:
-        if any(overlap(operand, written) for written in self._outputs):
+        if any(map(operand.meets, self._outputs)):
             self.end_graph()
 
     def end_graph(self) -> None:
