@@ -1,13 +1,13 @@
 """A stream over a library's queue that can only be waited for: not asked, and not for some time.
 
-Such a library (ggml is one) has no function that tells whether work is complete, none that waits
-for a limited time, and no command that waits for somebody else's event. So each stream has a thread
-that may block. Where the library returns before work is complete, the thread hands over commands as
-long as there are some, and waits when there are none, so that the device always has work.
+Such a library has no function that tells whether work is complete, none that waits for a limited
+time, and no command that waits for somebody else's event. So each stream has a thread that may
+block. Where the library returns before work is complete, the thread hands over commands as long as
+there are some, and waits when there are none, so that the device always has work.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -18,7 +18,6 @@ from ggsched.backend.base import BaseDevice
 from ggsched.backend.base_buffer import own_buffer
 from ggsched.backend.base_worker import Item, ThreadStream, thread_clock
 from ggsched.backend.events import BaseEvent
-from ggsched.backend.fill import blocks
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Command
 from ggsched.backend.progress import Progress, wait_patiently
@@ -131,20 +130,15 @@ class IssuingDevice(BaseDevice, Generic[Q]):
         self.running.read(memory, offset, target)
 
     def write_memory(self, memory: Any, offset: int, source: HostMemory) -> None:
-        """Enqueue a transfer to the device."""
+        """Enqueue a transfer to the device; the queue keeps the source."""
         self.running.write(memory, offset, source)
+        self.running.borrowed.append(source)
 
     def copy_memory(
         self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int
     ) -> None:
         """Enqueue a copy within the device."""
         self.running.copy(src, src_offset, dst, dst_offset, nbytes)
-
-    def fill_memory(self, memory: Any, offset: int, nbytes: int, pattern: bytes) -> None:
-        """Enqueue a fill."""
-        for start, block in blocks(nbytes, pattern):
-            self.running.write(memory, offset + start, block)
-            self.running.borrowed.append(block)
 
     def elements(self, operand: Operand) -> Array:
         """Return the elements of an operand, in the turn of the command that runs."""
@@ -154,15 +148,13 @@ class IssuingDevice(BaseDevice, Generic[Q]):
         return bind(operand, window)
 
     def run_by_reference(self, node: BoundNode) -> None:
-        """Compute a node on the host. The output is read first: some of its bytes may stay."""
-        window = memoryview(bytearray(node.output.nbytes))
-        memory = own_buffer(node.output.buffer).memory
-        self.running.read(memory, node.output.offset, window)
-        inputs = [self.elements(operand) for operand in node.inputs]
-        self.running.synchronize()
-        compute(node, bind(node.output, window), inputs)
-        self.running.write(memory, node.output.offset, window)
-        self.running.borrowed.append(window)
+        """Compute a node on the host."""
+
+        def kernel(out: Array, inputs: Sequence[Array], _: object) -> None:
+            self.running.synchronize()
+            compute(node, out, inputs)
+
+        self._run_staged(node, kernel)
 
 
 class Worker:
