@@ -16,7 +16,7 @@ from ggsched.backend import checks
 from ggsched.backend.arrays import Array, bind
 from ggsched.backend.base import BaseDevice
 from ggsched.backend.base_buffer import own_buffer
-from ggsched.backend.base_worker import Item, ThreadStream, thread_clock
+from ggsched.backend.base_worker import Item, ThreadStream, attempt, thread_clock
 from ggsched.backend.events import BaseEvent
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.program_body import Command
@@ -196,15 +196,7 @@ class Worker:
         self._here.running = None
 
     def _run_one(self, command: Command, call: Callable[[], None]) -> None:
-        progress = self.progress
-        if progress.fault is None:
-            progress.running = command
-            try:
-                call()
-            except BaseException as error:  # there is no caller to raise it to
-                self.settle()
-                progress.fail(command, error)
-            progress.running = None
+        attempt(self.progress, command, call, self.settle)
         self._in_flight.append((call, self._awaited))  # the call holds what is borrowed
         self._awaited = None
         self.issued.finish_one()

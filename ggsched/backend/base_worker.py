@@ -87,18 +87,24 @@ def thread_clock() -> Callable[[], float] | None:
 
 
 def work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
-    """Run commands until None comes; after a fault skip them (ERR-2)."""
+    """Run commands until None comes."""
     progress.clock = thread_clock()
     while (item := queue.get()) is not None:
-        if progress.fault is None:
-            command, call = item
-            progress.running = command
-            try:
-                call()
-            except BaseException as error:  # there is no caller to raise it to
-                progress.fail(command, error)
-            # Nothing of a command may stay borrowed once it counts as complete (CPY-4, LCH-1).
-            progress.running = None
-            del command, call
-        del item
+        attempt(progress, *item, lambda: None)
+        del item  # nothing of a command may stay borrowed once it is complete (CPY-4, LCH-1)
         progress.finish_one()
+
+
+def attempt(
+    progress: Progress, command: Command, call: Callable[[], None], settle: Callable[[], None]
+) -> None:
+    """Run a command unless one has failed (ERR-2); if it fails, ``settle`` counts those before."""
+    if progress.fault is None:
+        progress.running = command
+        try:
+            call()
+        except BaseException as error:  # there is no caller to raise it to
+            settle()
+            progress.fail(command, error)
+        progress.running = None
+        del command, call  # the traceback keeps this frame
