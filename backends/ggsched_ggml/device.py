@@ -4,11 +4,10 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import c_int, c_void_p
-from dataclasses import replace
 from typing import Final
 
 from ggsched.backend import checks
-from ggsched.backend.base import BaseBuffer, BaseProgram, host_facts
+from ggsched.backend.base import BaseBuffer, BaseProgram, host_facts, physical_memory_nbytes
 from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.base_issuing import IssuingDevice, IssuingStream
 from ggsched.backend.program import BoundNode
@@ -42,7 +41,8 @@ def facts_of(library: Library, handle: Handle, props: Props, name: str) -> Devic
     is_host = bool(library.ggml_backend_buft_is_host(kind))
     ops = supported_ops(library, handle)
     rest = frozenset(BUILT_IN) - {key.partition(":")[0] for key in ops} if is_host else ()
-    facts = host_facts(
+    memory_nbytes = props.memory_total or physical_memory_nbytes()
+    return host_facts(
         "ggml",
         ops | {op_key(op, t.name) for op in rest for t in operand_dtypes(OPS[op])},
         name=name,
@@ -50,7 +50,8 @@ def facts_of(library: Library, handle: Handle, props: Props, name: str) -> Devic
         kind=KINDS[props.type] if props.type < len(KINDS) else "accelerator",
         processor=HOST_PROCESSOR if props.type in _ON_HOST else "",
         alignment=max(64, library.ggml_backend_buft_get_alignment(kind)),
-        max_allocation_nbytes=library.ggml_backend_buft_get_max_size(kind),
+        memory_nbytes=memory_nbytes,
+        max_allocation_nbytes=min(memory_nbytes, library.ggml_backend_buft_get_max_size(kind)),
         max_streams=MAX_STREAMS,
         is_host=is_host,
         is_async=True,
@@ -60,10 +61,7 @@ def facts_of(library: Library, handle: Handle, props: Props, name: str) -> Devic
         imports_host_memory=is_host and props.buffer_from_host_ptr,
         fusions=FUSIONS,
         reference_ops=frozenset(rest),
-        **({"memory_nbytes": props.memory_total} if props.memory_total else {}),
     )
-    most = min(facts.memory_nbytes, facts.max_allocation_nbytes)
-    return replace(facts, max_allocation_nbytes=most)
 
 
 def supported_ops(library: Library, handle: Handle) -> frozenset[str]:
