@@ -51,8 +51,8 @@ _STYLE: Final = {"FAILED": "bold red", "skipped": "dim", "waived": "yellow"}
 @click.option(
     "--isolate",
     is_flag=True,
-    help="Run cases in a process of their own, which a faulty backend may end. A backend such as "
-    "ggml does so without being asked.",
+    help="Run cases in a process of their own, which a faulty backend may end. Backends whose "
+    "harness requests it do so without this option.",
 )
 @option(
     "--emit-c",
@@ -124,7 +124,6 @@ def _shared(
     from ggsched_testing.conformance.report import CaseOutcome
 
     run = isolated_outcome if is_isolated else outcome
-
     names = [case.name for case in cases]
     work = f"conformance {kit}"
     outcomes = shown_results(how, partial(run, kit), names, keys=names, work=work, kind=CaseOutcome)

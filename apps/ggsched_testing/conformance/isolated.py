@@ -112,7 +112,6 @@ class Child:
     def __init__(self, kit: KitRun) -> None:
         self._kit = kit
         self._process: Any = None
-        self._pipe: Connection | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="ggsched-conform-")
         self._path = Path(self._folder.name)
         self._gone = ""
@@ -123,7 +122,6 @@ class Child:
             return CaseOutcome("skip", self._gone, (), self._kit.seed, 0.0)
         start = perf_counter()
         self._start()
-        assert self._pipe is not None
         self._pipe.send(case)
         try:
             if not self._pipe.poll(GIVEN_UP_S):
@@ -151,32 +149,27 @@ class Child:
         theirs.close()
 
     def _ended(self, case: str, seconds: float) -> CaseOutcome:
-        self._process.join()
-        code = self._process.exitcode
+        code = self._end()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         said = " ".join(_text(self._path / "stderr").split()[-_WORDS:])
         reason = f"{ABORTS} ({how})" + (f": {said}" if said else "")
         program = tuple(_text(self._path / "program").splitlines())
-        self._close_pipe()
         if self._kit.emit_c:
             with contextlib.suppress(OSError):
                 _write_c(self._kit, self._kit.harness(), case, reason)
         return CaseOutcome("fail", reason, program, self._kit.seed, seconds)
 
-    def _close_pipe(self) -> None:
-        self._process = None
-        if self._pipe is not None:
-            self._pipe.close()
-
-    def _end(self) -> None:
-        if self._process is not None:
-            process = self._process
-            self._close_pipe()
-            process.join()
+    def _end(self) -> int:
+        """End the process, which ends when the pipe is closed; return its exit code."""
+        process, self._process = self._process, None
+        self._pipe.close()
+        process.join()
+        return int(process.exitcode)
 
     def close(self) -> None:
         """End the process."""
-        self._end()
+        if self._process is not None:
+            self._end()
         self._folder.cleanup()
 
 
