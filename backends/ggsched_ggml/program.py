@@ -130,8 +130,7 @@ class Graph:
                 at = memory.base + placed.operand.offset
                 memories.append(memory)
             elif scratch is not None and placed.scratch >= 0:
-                memory, at = scratch, placed.scratch + (kept if placed.is_kept else 0)
-                at += scratch.base
+                memory, at = scratch, scratch.base + placed.scratch + kept * placed.is_kept
             else:
                 library.ggml_backend_view_init(placed.handle)
                 continue
