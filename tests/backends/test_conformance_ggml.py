@@ -9,12 +9,7 @@ import pytest
 
 from ggsched.errors import BackendUnavailable
 from ggsched_ggml.driver import find_library
-from ggsched_testing.conformance import (
-    RULES,
-    ConformanceRunner,
-    Harness,
-    all_cases,
-)
+from ggsched_testing.conformance import RULES, ConformanceRunner, Harness, all_cases
 from ggsched_testing.conformance.suite import select
 from tests.backends.fake_ggml import FAULTS, harness
 
