@@ -1,24 +1,16 @@
 """A worker for tasks, as a device: its memory holds handles."""
 
-import threading
-import weakref
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any
+from collections.abc import Sequence
 
 from ggsched.backend import checks
 from ggsched.backend.base import BaseDevice, BaseProgram, BaseStream, host_facts
 from ggsched.backend.base_buffer import writable_memory
+from ggsched.backend.base_worker import ThreadStream
 from ggsched.backend.program import BoundNode, Operand
-from ggsched.backend.program_body import Command, Steps
-from ggsched.backend.progress import Progress
+from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import Stream
-from ggsched.errors import DeviceFault
 from ggsched.ops.tasks import ANY_KIND
 from ggsched_task.board import Board
-
-Item = tuple[Command, Callable[[], None]] | None
-"""A command; None ends the worker."""
 
 
 class TaskDevice(BaseDevice):
@@ -47,7 +39,7 @@ class TaskDevice(BaseDevice):
 
     def make_stream(self, name: str) -> BaseStream:
         """Return the worker."""
-        return _Worker(self, name) if self.facts.is_async else BaseStream(self, name)
+        return ThreadStream(self, name) if self.facts.is_async else BaseStream(self, name)
 
     def compile(self, nodes: Sequence[BoundNode], stream: Stream) -> BaseProgram:
         """Bind tasks to the handles that they read and write (LCH-3)."""
@@ -66,49 +58,3 @@ class TaskDevice(BaseDevice):
 def _handle(operand: Operand) -> memoryview:
     memory = operand.buffer.host_view()[operand.offset : operand.offset + operand.nbytes]
     return memory.cast("B").cast("q")
-
-
-class _Worker(BaseStream):
-    """Runs commands on a thread, in the order of enqueueing (STR-1, STR-2)."""
-
-    def __init__(self, device: BaseDevice, name: str) -> None:
-        super().__init__(device, name)
-        self._queue: SimpleQueue[Item] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=_work, args=(self._queue, self.progress), name=f"ggsched {name}", daemon=True
-        )
-        self._thread.start()
-        # The worker does not know the stream, so one that nobody closes can still be collected.
-        weakref.finalize(self, self._queue.put, None).atexit = False
-
-    def _submit(self, command: Command, work: Callable[[], None]) -> None:
-        self.progress.enqueued += 1
-        self._queue.put((command, work))
-
-    def close(self) -> None:
-        """Let the worker finish what is enqueued, and end it; legal twice (ERR-3)."""
-        if self.is_closed:
-            return
-        super().close()
-        self._queue.put(None)
-        if self._thread is threading.current_thread():
-            return
-        self._thread.join(self.device.event_timeout_s)
-        if self._thread.is_alive():  # whoever waits for its events has to learn of it (EVT-6)
-            self.progress.fail("close", DeviceFault("closed with unfinished tasks"))
-
-
-def _work(queue: "SimpleQueue[Item]", progress: Progress) -> None:
-    """Run commands until None comes; after a fault only count them (ERR-2)."""
-    item: Any
-    while (item := queue.get()) is not None:
-        command, work = item
-        if progress.fault is None:
-            progress.running = command
-            try:
-                work()
-            except BaseException as error:  # there is no caller to raise it to
-                progress.fail(command, error)
-            progress.running = None
-        del item, command, work  # nothing stays borrowed once it counts as complete (CPY-4)
-        progress.finish_one()
