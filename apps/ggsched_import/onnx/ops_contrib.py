@@ -170,18 +170,19 @@ def _rotary(c: Call) -> Value:
 
 
 def _attended(
-    c: Call, q: Value, k: Value, v: Value, scale: float, biases: Sequence[Value], softcap: float = 0
+    c: Call, q: Value, k: Value, v: Value, biases: Sequence[Value], softcap: float = 0
 ) -> Value:
-    """Return softmax(q k' * scale + biases) v of (batch, heads, tokens, size)."""
+    """Return softmax(q k' * scale + biases) v as (batch, tokens, heads * size)."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (_repeated(c, t, groups) for t in (k, v))
+    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
     logits = scaled(c, c.nd("matmul", q, _swapped(c, k)), scale)
     if softcap:
         logits = scaled(c, c.nd("tanh", scaled(c, logits, 1 / softcap)), softcap)
     for bias in biases:
         logits = c.nd("add", logits, bias)
-    return c.nd("matmul", c.nd("softmax", logits, axis=-1), v)
+    return _joined(c, c.nd("matmul", c.nd("softmax", logits, axis=-1), v))
 
 
 def _repeated(c: Call, x: Value, times: int) -> Value:
@@ -234,20 +235,16 @@ def _packed_attention(c: Call) -> Sequence[Value | None]:
     ends = [0, sizes[0], sizes[0] + sizes[1], sum(sizes)]
     q, k, v = (_heads(c, _part(c, wide, a, b), heads) for a, b in pairwise(ends))
     if c.has(4):
-        past = [_part_of(c, c.x(4), i) for i in range(2)]
-        k, v = (_behind(c, p, t) for p, t in zip(past, (k, v), strict=True))
-    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
-    biases = _biases(c, q, k, c.maybe(3), c.maybe(5))
-    made = _joined(c, _attended(c, q, k, v, scale, biases))
+        past = c.x(4)
+        k, v = (
+            _behind(c, c.emit.reshape(sliced(c, past, {0: (i, i + 1, 1)}), past.shape[1:]), t)
+            for i, t in enumerate((k, v))
+        )
+    made = _attended(c, q, k, v, _biases(c, q, k, c.maybe(3), c.maybe(5)))
     if c.outputs < 2:
         return (made,)
     present = [c.emit.reshape(t, (1, *t.shape)) for t in (k, v)]
     return made, c.nd("concat", *present, axis=0)
-
-
-def _part_of(c: Call, past: Value, i: int) -> Value:
-    """Return keys or values of both."""
-    return c.emit.reshape(sliced(c, past, {0: (i, i + 1, 1)}), past.shape[1:])
 
 
 @converts("com.microsoft.MultiHeadAttention")
@@ -268,9 +265,7 @@ def _multi_head(c: Call) -> Sequence[Value]:
                 at = end
     q, k, v = (_heads(c, x, heads) for x in parts)
     k, v = _behind(c, c.maybe(6), k), _behind(c, c.maybe(7), v)
-    biases = _biases(c, q, k, c.maybe(4), c.maybe(5))
-    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
-    return _joined(c, _attended(c, q, k, v, scale, biases)), k, v
+    return _attended(c, q, k, v, _biases(c, q, k, c.maybe(4), c.maybe(5))), k, v
 
 
 @converts("com.microsoft.GroupQueryAttention")
@@ -296,10 +291,8 @@ def _group_query(c: Call) -> Sequence[Value]:
         is_interleaved = c.attr("rotary_interleaved", False)
         q, k = (_rotated(c, t, places, (c.x(7), c.x(8)), is_interleaved) for t in (q, k))
     k, v = _behind(c, c.maybe(3), k), _behind(c, c.maybe(4), v)
-    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
     bias = _causal(tokens, k.shape[2], q, c.attr("local_window_size", -1))
-    made = _attended(c, q, k, v, scale, [bias], c.attr("softcap", 0.0))
-    return _joined(c, made), k, v
+    return _attended(c, q, k, v, [bias], c.attr("softcap", 0.0)), k, v
 
 
 # --- quantised products ------------------------------------------------------------------------
@@ -341,6 +334,5 @@ def _matmul_integer_to_float(c: Call) -> Value:
 @converts("com.microsoft.DynamicQuantizeMatMul")
 def _dynamic_matmul(c: Call) -> Value:
     x, scale, zero = dynamically_quantized(replace(c, inputs=(c.x(),)))
-    made = product_of_quantized(c, x, c.x(1), zero, c.maybe(3))
-    made = c.nd("mul", cast_to(c, made, "f32"), c.nd("mul", scale, c.x(2)))
-    return _plus(c, made, 4)
+    inputs = (x, c.x(1), scale, c.x(2), zero, c.maybe(3), c.maybe(4))
+    return _matmul_integer_to_float(replace(c, inputs=inputs))
