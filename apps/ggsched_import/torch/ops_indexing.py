@@ -165,11 +165,9 @@ def _scatter(
     if how != "mean":
         return made
     count = c.nd("max", count, c.const(1, kind))
-    made = c.nd("div", made, count)
-    if is_float(self):
-        return made
-    off = c.nd("mod", put(x, source, op), count)  # means of integers are rounded down
-    return c.nd("div", c.nd("sub", put(x, source, op), off), count)
+    if not is_float(self):  # means of integers are rounded down
+        made = c.nd("sub", made, c.nd("mod", made, count))
+    return c.nd("div", made, count)
 
 
 def _nothing(op: str, like: Value) -> float:
@@ -242,12 +240,9 @@ def _embedding_bag(
 def _diagonal_scatter(
     c: Call, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
-    n = len(self.shape)
-    a, b = c.axis(dim1, n), c.axis(dim2, n)
-    order = [a, b, *(i for i in range(n) if i not in (a, b))]
-    x = c.permute(self, order)
+    order, x, places = _by_diagonal(c, self, offset, dim1, dim2)
+    n = len(order)
     values = c.permute(c.cast(src, self.dtype.name), [n - 2, *range(n - 2)])
-    places = Const(_diagonal_places(x.shape, offset))
     made = c.nd("scatter_nd", x, places, values)
     return c.permute(made, [order.index(i) for i in range(n)])
 
@@ -289,20 +284,22 @@ def _unfold(c: Call, self: Value, dimension: int, size: int, step: int) -> Value
 
 @converts("diagonal", "diagonal_copy")
 def _diagonal(c: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    n = len(self.shape)
-    a, b = c.axis(dim1, n), c.axis(dim2, n)
-    rest = [i for i in range(n) if i not in (a, b)]
-    x = c.permute(self, [a, b, *rest])
-    places = Const(_diagonal_places(x.shape, offset))
+    _, x, places = _by_diagonal(c, self, offset, dim1, dim2)
     found = c.nd("gather_nd", x, places)
     return c.permute(found, [*range(1, len(found.shape)), 0])
 
 
-def _diagonal_places(shape: tuple[int, ...], offset: int) -> Array:
-    """Return the rows and columns of a diagonal of the first two axes."""
+def _by_diagonal(
+    c: Call, x: Value, offset: int, dim1: int, dim2: int
+) -> tuple[list[int], Value, Const]:
+    """Return axes with two in front, x with these, and the rows and columns of its diagonal."""
+    n = len(x.shape)
+    a, b = c.axis(dim1, n), c.axis(dim2, n)
+    order = [a, b, *(i for i in range(n) if i not in (a, b))]
     rows, columns = max(0, -offset), max(0, offset)
-    steps = np.arange(max(0, min(shape[0] - rows, shape[1] - columns)))
-    return np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1))
+    steps = np.arange(max(0, min(x.shape[a] - rows, x.shape[b] - columns)))
+    places = np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1))
+    return order, c.permute(x, order), Const(places)
 
 
 # --- elements by their place in memory ------------------------------------------------------------
