@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from ggsched.ir.tensor import Tensor
 from ggsched_import.common.emit import Const, Value
-from ggsched_import.onnx.call import CONVERTERS, Call, converts
+from ggsched_import.onnx.call import CONVERTERS, Call, Results, converts
 from ggsched_import.onnx.ops_elements import cast_to, scaled
-from ggsched_import.onnx.ops_layout import sliced, transposed
+from ggsched_import.onnx.ops_layout import sliced, swapped, transposed
+from ggsched_import.onnx.ops_products import conv, scaled_product
 from ggsched_import.onnx.ops_quantized import dynamically_quantized, product_of_quantized
 
 _NEVER = -1e30  # a logit that softmax makes 0
@@ -27,16 +27,7 @@ def _plus(c: Call, x: Value, i: int) -> Value:
 def _fused_matmul(c: Call) -> Value:
     if c.attr("transBatchA", False) or c.attr("transBatchB", False):
         raise c.bad("batch axes that are transposed are not supported")
-    a, b = (
-        _swapped(c, c.x(i)) if c.attr(name, False) else c.x(i)
-        for i, name in enumerate(("transA", "transB"))
-    )
-    return scaled(c, c.nd("matmul", a, b), c.attr("alpha", 1.0))
-
-
-def _swapped(c: Call, x: Value) -> Value:
-    n = len(x.shape)
-    return transposed(c, x, (*range(n - 2), n - 1, n - 2)) if n > 1 else x
+    return scaled_product(c)
 
 
 @converts("com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu")
@@ -51,23 +42,16 @@ def _quick_gelu(c: Call) -> Value:
 
 
 @converts("com.microsoft.FusedConv")
-def _fused_conv(c: Call) -> Value:
-    made = CONVERTERS["Conv"](replace(c, inputs=c.inputs[:3]))
-    assert isinstance(made, (Const, Tensor))
-    made = _plus(c, made, 3)
+def _fused_conv(c: Call) -> Results:
+    made = _plus(c, conv(replace(c, inputs=c.inputs[:3])), 3)
     name, params = c.attr("activation", ""), c.attr("activation_params", ())
-    if not name:
+    if not name or (name == "Clip" and not params):
         return made
     names = _ACTIVATION_PARAMS.get(name)
     if names is None or len(params) not in (0, len(names)):
         raise c.bad(f"the activation {name!r} is not supported")
-    if name == "Clip":
-        low, high = params or (-np.inf, np.inf)
-        return c.nd("clip", made, c.like(low, made), c.like(high, made))
     given = dict(zip(names, params, strict=False))
-    found = CONVERTERS[name](replace(c, op=name, inputs=(made,), attrs=given))
-    assert isinstance(found, (Const, Tensor))
-    return found
+    return CONVERTERS[name](replace(c, op=name, inputs=(made,), attrs=given))
 
 
 _ACTIVATION_PARAMS: Final = {
@@ -177,7 +161,7 @@ def _attended(
     if groups > 1:
         k, v = (_repeated(c, t, groups) for t in (k, v))
     scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
-    logits = scaled(c, c.nd("matmul", q, _swapped(c, k)), scale)
+    logits = scaled(c, c.nd("matmul", q, swapped(c, k)), scale)
     if softcap:
         logits = scaled(c, c.nd("tanh", scaled(c, logits, 1 / softcap)), softcap)
     for bias in biases:
