@@ -10,7 +10,9 @@ import numpy as np
 from ggsched.ops.nd.declare import broadcast
 from ggsched_import.common.emit import Array, Const, Value
 from ggsched_import.torch.call import Call, Layout, Operand, converts, is_float
+from ggsched_import.torch.ops_elements import floor_divide
 from ggsched_import.torch.ops_layout import MAX_CONSTANT, filled
+from ggsched_import.torch.ops_order import searchsorted
 
 Indices = Sequence[Value | None]
 
@@ -165,9 +167,7 @@ def _scatter(
     if how != "mean":
         return made
     count = c.nd("max", count, c.const(1, kind))
-    if not is_float(self):  # means of integers are rounded down
-        made = c.nd("sub", made, c.nd("mod", made, count))
-    return c.nd("div", made, count)
+    return c.nd("div", made, count) if is_float(self) else floor_divide(c, made, count)
 
 
 def _nothing(op: str, like: Value) -> float:
@@ -204,11 +204,8 @@ def _masked_scatter(c: Call, self: Value, mask: Value, source: Value) -> Value:
 def _repeated(c: Call, repeats: Value, *, output_size: int | None = None) -> Value:
     if output_size is None:
         return _depends_on_data(c, repeats)
-    ends = c.reshape(c.nd("cum_sum", c.cast(repeats, "i64"), axis=0), (1, -1))
-    places = Const(np.arange(output_size).reshape(-1, 1))
-    return c.nd(
-        "reduce_sum", c.cast(c.nd("less_equal", ends, places), "i64"), axes=(1,), keepdims=False
-    )
+    ends = c.nd("cum_sum", c.cast(repeats, "i64"), axis=0)
+    return searchsorted(c, ends, Const(np.arange(output_size)), right=True)
 
 
 @converts("_embedding_bag_forward_only", "_embedding_bag", "embedding_bag")
@@ -224,9 +221,8 @@ def _embedding_bag(
     if per_sample_weights is not None:
         rows = c.nd("mul", rows, c.reshape(per_sample_weights, (-1, 1)))
     starts = c.cast(c.slice(offsets, 0, 0, count), "i64")
-    places = Const(np.arange(indices.shape[0]).reshape(-1, 1))
-    before = c.cast(c.nd("less_equal", c.reshape(starts, (1, -1)), places), "i64")
-    bag = c.nd("sub", c.nd("reduce_sum", before, axes=(1,), keepdims=True), c.const(1, "i64"))
+    before = searchsorted(c, starts, Const(np.arange(indices.shape[0])), right=True)
+    bag = c.reshape(c.nd("sub", before, c.const(1, "i64")), (-1, 1))
     empty = filled(c, (count, weight.shape[1]), 0, kind)
     total = c.nd("scatter_nd", empty, bag, rows, reduction="add")
     if mode == 1:

@@ -150,10 +150,11 @@ def _mode(c: Call, self: Value, dim: int = -1, keepdim: bool = False) -> list[An
 
 
 @converts("searchsorted", "bucketize")
-def _searchsorted(
+def searchsorted(
     c: Call, sorted_sequence: Value, self: Operand, *, out_int32: bool = False,
     right: bool = False, side: str | None = None, sorter: Value | None = None,
 ) -> Value:  # fmt: skip
+    """Return for each value how many elements of a sorted row are before it."""
     edges, values = c.joined(sorted_sequence, self)
     if c.name == "bucketize":
         edges, values = values, edges
