@@ -52,24 +52,23 @@ class _Trees:
     """The nodes of all trees in one table; leaves lead to themselves."""
 
     def __init__(self, c: Call) -> None:
-        trees, nodes = _numbers(c, "nodes_treeids"), _numbers(c, "nodes_nodeids")
-        self.at = {
-            pair: i for i, pair in enumerate(zip(trees.tolist(), nodes.tolist(), strict=True))
-        }
+        trees, nodes, *following = (
+            _numbers(c, f"nodes_{n}ids").tolist() for n in ("tree", "node", "truenode", "falsenode")
+        )
+        self.at = {pair: i for i, pair in enumerate(zip(trees, nodes, strict=True))}
         self.modes = list(c.attrs["nodes_modes"])
         is_leaf = np.array([m == "LEAF" for m in self.modes])
         self.then, self.other = (
             np.array([
-                i if is_leaf[i] else self.at.get((tree, node), -1)
-                for i, (tree, node) in enumerate(zip(trees.tolist(), follow.tolist(), strict=True))
-            ])
-            for follow in (_numbers(c, "nodes_truenodeids"), _numbers(c, "nodes_falsenodeids"))
+                i if is_leaf[i] else self.at.get(pair, -1)
+                for i, pair in enumerate(zip(trees, follow, strict=True))
+            ]) for follow in following
         )  # fmt: skip
         unknown = {m for m in self.modes if m != "LEAF" and m not in _TESTS}
         if unknown or min(self.then.min(), self.other.min()) < 0:
             raise c.bad(f"modes {sorted(unknown)} or nodes that are not there")
         # The first node of each tree.
-        self.roots = [*{t: i for i, t in reversed([*enumerate(trees.tolist())])}.values()]
+        self.roots = [*{t: i for i, t in reversed([*enumerate(trees)])}.values()]
         self.depth = self._depth(c, is_leaf)
 
     def _depth(self, c: Call, is_leaf: Array) -> int:
