@@ -73,28 +73,16 @@ def _cases() -> Mapping[str, Case]:
             0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
         ),
         "leaky_relu": partial(F.leaky_relu, negative_slope=0.2),
-        "relu": F.relu,
-        "relu6": F.relu6,
-        "elu": F.elu,
-        "selu": F.selu,
-        "mish": F.mish,
-        "hardswish": F.hardswish,
-        "softplus": F.softplus,
-        "exp": torch.exp,
-        "tanh": torch.tanh,
-        "sigmoid": torch.sigmoid,
-        "erf": torch.erf,
-        "sin": torch.sin,
-        "abs": torch.abs,
-        "neg": torch.neg,
-        "floor": torch.floor,
+        **{f.__name__: f for f in (
+            F.relu, F.relu6, F.elu, F.selu, F.mish, F.hardswish, F.softplus, torch.exp, torch.tanh,
+            torch.sigmoid, torch.erf, torch.sin, torch.abs, torch.neg, torch.floor, torch.clone,
+            torch.isnan, torch.tril,
+        )},
         "clamp": partial(torch.clamp, min=-1, max=1),
         "f32 to f16": lambda x: x.half(),
         "f32 to i64": lambda x: x.long(),
         "f32 to i32": lambda x: x.int(),
-        "clone": torch.clone,
         "x > 0": lambda x: x > 0,
-        "isnan": torch.isnan,
         "sum of rows": lambda x: x.sum(-1),
         "sum of columns": lambda x: x.sum(1),
         "max of rows": lambda x: x.amax(-1),
@@ -108,10 +96,9 @@ def _cases() -> Mapping[str, Case]:
         "topk 8": lambda x: x.topk(8),
         "topk 50": lambda x: x.topk(50),
         "sort": lambda x: x.sort(-1),
-        "tril": torch.tril,
         "flip": lambda x: x.flip(-1),
         "roll": lambda x: x.roll(3, -1),
-    }
+    }  # fmt: skip
     lstm, gru = nn.LSTM(128, 256), nn.GRU(128, 256)
     cases: dict[str, Case] = {name: (f, (x,)) for name, f in unary.items()}
     return cases | {

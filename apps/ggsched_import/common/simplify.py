@@ -6,7 +6,7 @@ activations that are one op here.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import pi, sqrt
 from typing import NamedTuple
 
@@ -129,72 +129,50 @@ class _Rewrite:
             return "gelu", [gelu], {}
         if op == "mul":
             for x, factor in (operands, operands[::-1]):
-                made = self._once(factor)
-                if made is None or made.operands[0].id != x.id:
-                    continue
-                if made.op == "sigmoid":
+                if _ids(self._of("sigmoid", [factor])) == [x.id]:
                     return "silu", [x], {}
                 slope = {"alpha": 1 / 6, "beta": 0.5}
-                if made.op == "nd.hard_sigmoid" and _is_near(made.op, made.params, **slope):
+                if _ids(self._of("nd.hard_sigmoid", [factor], **slope)) == [x.id]:
                     return "nd.hard_swish", [x], {}
-        x = operands[0]
-        product = self._once(x)
-        if product is None or product.op != "mul" or not self._is_sixth(op, operands, params):
-            return None
-        for x, factor in (product.operands, product.operands[::-1]):
-            limited = self._once(factor)
-            if limited is None or limited.op != "clamp":
-                continue
-            moved = self._once(limited.operands[0])
-            if moved is None or moved.op != "scale" or moved.operands[0].id != x.id:
-                continue
-            six = _is_near("clamp", limited.params, min=0.0, max=6.0)
-            if six and _is_near("scale", moved.params, scale=1.0, bias=3.0):
+        product = self._of("mul", operands) if self._is_sixth(op, operands, params) else []
+        for x, factor in (product, product[::-1]) if product else ():
+            limited = self._of("clamp", [factor], min=0.0, max=6.0)
+            if _ids(self._of("scale", limited, scale=1.0, bias=3.0)) == [x.id]:
                 return "nd.hard_swish", [x], {}
         return None
 
     def _gelu(self, op: str, operands: list[Tensor], params: Mapping[str, Param]) -> Tensor | None:
         """Return x if this is ``x / 2 * (1 + tanh(...))``, in any order of the products."""
         is_half = op == "scale" and _is_near(op, params, scale=0.5, bias=0.0)
-        product = self._once(operands[0]) if is_half else None
-        factors = product.operands if product and product.op == "mul" else operands
-        if op != "mul" and factors is operands:
-            return None
-        for a, b in (factors, factors[::-1]):
+        factors = self._of("mul", operands) if is_half else operands if op == "mul" else []
+        for a, b in (factors, factors[::-1]) if factors else ():
             x = self._in_gelu(b)
-            half = a if is_half else self._scaled(a, 0.5)
-            if x is not None and half is not None and half.id == x.id:
+            half = [a] if is_half else self._of("scale", [a], scale=0.5, bias=0.0)
+            if x is not None and _ids(half) == [x.id]:
                 return x
         return None
 
     def _in_gelu(self, t: Tensor) -> Tensor | None:
         """Return x if a tensor is ``1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))``."""
-        curve = self._operands("tanh", self._scaled(t, 1.0, 1.0))
-        terms = self._operands("add", self._scaled(curve[0], sqrt(2 / pi)) if curve else None)
+        curve = self._of("tanh", self._of("scale", [t], scale=1.0, bias=1.0))
+        terms = self._of("add", self._of("scale", curve, scale=sqrt(2 / pi), bias=0.0))
         for x, other in (terms, terms[::-1]) if terms else ():
-            cube = self._operands("mul", self._scaled(other, 0.044715))
+            cube = self._of("mul", self._of("scale", [other], scale=0.044715, bias=0.0))
             for a, b in (cube, cube[::-1]) if cube else ():
-                square = self._operands("mul", a)
+                square = self._of("mul", [a])
                 if square and {v.id for v in (b, *square)} == {x.id}:
                     return x
         return None
 
-    def _scaled(self, t: Tensor, scale: float, bias: float = 0.0) -> Tensor | None:
-        """Return what a tensor that one node reads is, times a number plus a number."""
-        made = self._once(t)
-        if made is None or made.op != "scale":
-            return None
-        return made.operands[0] if _is_near(made.op, made.params, scale=scale, bias=bias) else None
+    def _of(self, op: str, t: Sequence[Tensor], **params: float) -> list[Tensor]:
+        """Return the operands of the node that made the first of some tensors.
 
-    def _operands(self, op: str, t: Tensor | None) -> list[Tensor]:
-        """Return the operands of what made a tensor, if it is an op and one node reads it."""
-        made = None if t is None else self._once(t)
-        return made.operands if made is not None and made.op == op else []
-
-    def _once(self, t: Tensor) -> _Made | None:
-        """Return how a tensor was made that one node reads."""
-        made = self._made.get(t.id)
-        return made if made is not None and made.is_read_once else None
+        Empty without tensors, and unless the node is such an op and one node reads the tensor.
+        """
+        made = self._made.get(t[0].id) if t else None
+        if made is None or not made.is_read_once or made.op != op:
+            return []
+        return made.operands if _is_near(op, made.params, **params) else []
 
     def _is_sixth(self, op: str, operands: list[Tensor], params: Mapping[str, Param]) -> bool:
         if op == "scale":
@@ -250,6 +228,10 @@ def _is_near(op: str, params: Mapping[str, Param], **wanted: float) -> bool:
         isinstance(value := full[name], float) and abs(value - number) < 1e-6
         for name, number in wanted.items()
     )
+
+
+def _ids(tensors: Sequence[Tensor]) -> list[int]:
+    return [t.id for t in tensors]
 
 
 def _numbers(params: Mapping[str, Param]) -> tuple[float, float]:

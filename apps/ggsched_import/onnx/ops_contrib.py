@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from ggsched.ir.tensor import Tensor
 from ggsched_import.common.emit import Const, Value
-from ggsched_import.onnx.call import CONVERTERS, Call, converts
+from ggsched_import.onnx.call import CONVERTERS, Call, Results, converts
 from ggsched_import.onnx.ops_elements import cast_to, scaled
-from ggsched_import.onnx.ops_layout import sliced, transposed
+from ggsched_import.onnx.ops_layout import sliced, swapped, transposed
+from ggsched_import.onnx.ops_products import conv, scaled_product
 from ggsched_import.onnx.ops_quantized import dynamically_quantized, product_of_quantized
 
 _NEVER = -1e30  # a logit that softmax makes 0
@@ -27,16 +27,7 @@ def _plus(c: Call, x: Value, i: int) -> Value:
 def _fused_matmul(c: Call) -> Value:
     if c.attr("transBatchA", False) or c.attr("transBatchB", False):
         raise c.bad("batch axes that are transposed are not supported")
-    a, b = (
-        _swapped(c, c.x(i)) if c.attr(name, False) else c.x(i)
-        for i, name in enumerate(("transA", "transB"))
-    )
-    return scaled(c, c.nd("matmul", a, b), c.attr("alpha", 1.0))
-
-
-def _swapped(c: Call, x: Value) -> Value:
-    n = len(x.shape)
-    return transposed(c, x, (*range(n - 2), n - 1, n - 2)) if n > 1 else x
+    return scaled_product(c)
 
 
 @converts("com.microsoft.Gelu", "com.microsoft.BiasGelu", "com.microsoft.FastGelu")
@@ -51,23 +42,16 @@ def _quick_gelu(c: Call) -> Value:
 
 
 @converts("com.microsoft.FusedConv")
-def _fused_conv(c: Call) -> Value:
-    made = CONVERTERS["Conv"](replace(c, inputs=c.inputs[:3]))
-    assert isinstance(made, (Const, Tensor))
-    made = _plus(c, made, 3)
+def _fused_conv(c: Call) -> Results:
+    made = _plus(c, conv(replace(c, inputs=c.inputs[:3])), 3)
     name, params = c.attr("activation", ""), c.attr("activation_params", ())
-    if not name:
+    if not name or (name == "Clip" and not params):
         return made
     names = _ACTIVATION_PARAMS.get(name)
     if names is None or len(params) not in (0, len(names)):
         raise c.bad(f"the activation {name!r} is not supported")
-    if name == "Clip":
-        low, high = params or (-np.inf, np.inf)
-        return c.nd("clip", made, c.like(low, made), c.like(high, made))
     given = dict(zip(names, params, strict=False))
-    found = CONVERTERS[name](replace(c, op=name, inputs=(made,), attrs=given))
-    assert isinstance(found, (Const, Tensor))
-    return found
+    return CONVERTERS[name](replace(c, op=name, inputs=(made,), attrs=given))
 
 
 _ACTIVATION_PARAMS: Final = {
@@ -170,18 +154,19 @@ def _rotary(c: Call) -> Value:
 
 
 def _attended(
-    c: Call, q: Value, k: Value, v: Value, scale: float, biases: Sequence[Value], softcap: float = 0
+    c: Call, q: Value, k: Value, v: Value, biases: Sequence[Value], softcap: float = 0
 ) -> Value:
-    """Return softmax(q k' * scale + biases) v of (batch, heads, tokens, size)."""
+    """Return softmax(q k' * scale + biases) v as (batch, tokens, heads * size)."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = (_repeated(c, t, groups) for t in (k, v))
-    logits = scaled(c, c.nd("matmul", q, _swapped(c, k)), scale)
+    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
+    logits = scaled(c, c.nd("matmul", q, swapped(c, k)), scale)
     if softcap:
         logits = scaled(c, c.nd("tanh", scaled(c, logits, 1 / softcap)), softcap)
     for bias in biases:
         logits = c.nd("add", logits, bias)
-    return c.nd("matmul", c.nd("softmax", logits, axis=-1), v)
+    return _joined(c, c.nd("matmul", c.nd("softmax", logits, axis=-1), v))
 
 
 def _repeated(c: Call, x: Value, times: int) -> Value:
@@ -234,20 +219,16 @@ def _packed_attention(c: Call) -> Sequence[Value | None]:
     ends = [0, sizes[0], sizes[0] + sizes[1], sum(sizes)]
     q, k, v = (_heads(c, _part(c, wide, a, b), heads) for a, b in pairwise(ends))
     if c.has(4):
-        past = [_part_of(c, c.x(4), i) for i in range(2)]
-        k, v = (_behind(c, p, t) for p, t in zip(past, (k, v), strict=True))
-    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
-    biases = _biases(c, q, k, c.maybe(3), c.maybe(5))
-    made = _joined(c, _attended(c, q, k, v, scale, biases))
+        past = c.x(4)
+        k, v = (
+            _behind(c, c.emit.reshape(sliced(c, past, {0: (i, i + 1, 1)}), past.shape[1:]), t)
+            for i, t in enumerate((k, v))
+        )
+    made = _attended(c, q, k, v, _biases(c, q, k, c.maybe(3), c.maybe(5)))
     if c.outputs < 2:
         return (made,)
     present = [c.emit.reshape(t, (1, *t.shape)) for t in (k, v)]
     return made, c.nd("concat", *present, axis=0)
-
-
-def _part_of(c: Call, past: Value, i: int) -> Value:
-    """Return keys or values of both."""
-    return c.emit.reshape(sliced(c, past, {0: (i, i + 1, 1)}), past.shape[1:])
 
 
 @converts("com.microsoft.MultiHeadAttention")
@@ -268,9 +249,7 @@ def _multi_head(c: Call) -> Sequence[Value]:
                 at = end
     q, k, v = (_heads(c, x, heads) for x in parts)
     k, v = _behind(c, c.maybe(6), k), _behind(c, c.maybe(7), v)
-    biases = _biases(c, q, k, c.maybe(4), c.maybe(5))
-    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
-    return _joined(c, _attended(c, q, k, v, scale, biases)), k, v
+    return _attended(c, q, k, v, _biases(c, q, k, c.maybe(4), c.maybe(5))), k, v
 
 
 @converts("com.microsoft.GroupQueryAttention")
@@ -296,10 +275,8 @@ def _group_query(c: Call) -> Sequence[Value]:
         is_interleaved = c.attr("rotary_interleaved", False)
         q, k = (_rotated(c, t, places, (c.x(7), c.x(8)), is_interleaved) for t in (q, k))
     k, v = _behind(c, c.maybe(3), k), _behind(c, c.maybe(4), v)
-    scale = c.attr("scale", 0.0) or 1 / sqrt(q.shape[-1])
     bias = _causal(tokens, k.shape[2], q, c.attr("local_window_size", -1))
-    made = _attended(c, q, k, v, scale, [bias], c.attr("softcap", 0.0))
-    return _joined(c, made), k, v
+    return _attended(c, q, k, v, [bias], c.attr("softcap", 0.0)), k, v
 
 
 # --- quantised products ------------------------------------------------------------------------
@@ -341,6 +318,5 @@ def _matmul_integer_to_float(c: Call) -> Value:
 @converts("com.microsoft.DynamicQuantizeMatMul")
 def _dynamic_matmul(c: Call) -> Value:
     x, scale, zero = dynamically_quantized(replace(c, inputs=(c.x(),)))
-    made = product_of_quantized(c, x, c.x(1), zero, c.maybe(3))
-    made = c.nd("mul", cast_to(c, made, "f32"), c.nd("mul", scale, c.x(2)))
-    return _plus(c, made, 4)
+    inputs = (x, c.x(1), scale, c.x(2), zero, c.maybe(3), c.maybe(4))
+    return _matmul_integer_to_float(replace(c, inputs=inputs))

@@ -163,6 +163,12 @@ def _split(c: Call) -> tuple[Value, ...]:
     return tuple(found)
 
 
+def swapped(c: Call, x: Value) -> Value:
+    """Exchange the last two axes, if there are two."""
+    n = len(x.shape)
+    return transposed(c, x, (*range(n - 2), n - 1, n - 2)) if n > 1 else x
+
+
 def sliced(c: Call, x: Value, ranges: dict[int, tuple[int, int, int]]) -> Value:
     """Take ranges (start, stop, step) of some axes, already within bounds."""
     full = [ranges.get(i, (0, n, 1)) for i, n in enumerate(x.shape)]

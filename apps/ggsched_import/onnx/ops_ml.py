@@ -52,24 +52,23 @@ class _Trees:
     """The nodes of all trees in one table; leaves lead to themselves."""
 
     def __init__(self, c: Call) -> None:
-        trees, nodes = _numbers(c, "nodes_treeids"), _numbers(c, "nodes_nodeids")
-        self.at = {
-            pair: i for i, pair in enumerate(zip(trees.tolist(), nodes.tolist(), strict=True))
-        }
+        trees, nodes, *following = (
+            _numbers(c, f"nodes_{n}ids").tolist() for n in ("tree", "node", "truenode", "falsenode")
+        )
+        self.at = {pair: i for i, pair in enumerate(zip(trees, nodes, strict=True))}
         self.modes = list(c.attrs["nodes_modes"])
         is_leaf = np.array([m == "LEAF" for m in self.modes])
         self.then, self.other = (
             np.array([
-                i if is_leaf[i] else self.at.get((tree, node), -1)
-                for i, (tree, node) in enumerate(zip(trees.tolist(), follow.tolist(), strict=True))
-            ])
-            for follow in (_numbers(c, "nodes_truenodeids"), _numbers(c, "nodes_falsenodeids"))
+                i if is_leaf[i] else self.at.get(pair, -1)
+                for i, pair in enumerate(zip(trees, follow, strict=True))
+            ]) for follow in following
         )  # fmt: skip
         unknown = {m for m in self.modes if m != "LEAF" and m not in _TESTS}
         if unknown or min(self.then.min(), self.other.min()) < 0:
             raise c.bad(f"modes {sorted(unknown)} or nodes that are not there")
         # The first node of each tree.
-        self.roots = [*{t: i for i, t in reversed([*enumerate(trees.tolist())])}.values()]
+        self.roots = [*{t: i for i, t in reversed([*enumerate(trees)])}.values()]
         self.depth = self._depth(c, is_leaf)
 
     def _depth(self, c: Call, is_leaf: Array) -> int:
@@ -108,39 +107,35 @@ class _Trees:
             if nan_is_true.any() or "BRANCH_NEQ" in modes:  # which holds of NaN
                 tracks = c.nd("gather", Const(nan_is_true), at, axis=0)
                 goes = c.nd("where", c.nd("is_nan", given), tracks, goes)
-            then, other = (
-                c.nd("gather", Const(np.ascontiguousarray(t)), at, axis=0)
-                for t in (self.then, self.other)
-            )
+            then, other = (c.nd("gather", Const(t), at, axis=0) for t in (self.then, self.other))
             at = c.nd("where", goes, then, other)
         return at
 
-    def weights(self, c: Call, kind: str, count: int, dtype: Any) -> Array:
-        """Return what each node adds to each target or class (nodes, count)."""
-        table = np.zeros((len(self.modes), count), dtype)
+    def weights(self, c: Call, x: Value, kind: str, count: int) -> Value:
+        """Return what leaves add to each target or class (rows, trees, count)."""
+        table = np.zeros((len(self.modes), count), x.dtype.host)
         lists = (_numbers(c, f"{kind}_{n}") for n in ("treeids", "nodeids", "ids", "weights"))
         for tree, node, i, weight in zip(*(v.tolist() for v in lists), strict=True):
             if (tree, node) not in self.at or not 0 <= i < count:
                 raise c.bad(f"node {node} of tree {tree}, or target {i}, is not there")
             table[self.at[tree, node], i] += weight
-        return table
+        return c.nd("gather", Const(table), self.leaves(c, x), axis=0)
 
 
-def _based(c: Call, x: Value) -> Value:
-    base = c.attrs.get("base_values_as_tensor", c.attrs.get("base_values"))
-    return x if base is None or not len(base) else c.nd("add", x, c.like(np.asarray(base), x))
+def _plus(c: Call, x: Value, name: str, first: int = 0) -> Value:
+    """Add an attribute of numbers from the first on, if it has any."""
+    more = _numbers(c, name, ())[first:]
+    return c.nd("add", x, c.like(more, x)) if len(more) else x
 
 
 @converts("ai.onnx.ml.TreeEnsembleRegressor")
 def _regressor(c: Call) -> Value:
     x, trees = _floats(c, c.x()), _Trees(c)
-    count = c.attr("n_targets", 1)
-    table = trees.weights(c, "target", count, x.dtype.host)
-    each = c.nd("gather", Const(table), trees.leaves(c, x), axis=0)
+    each = trees.weights(c, x, "target", c.attr("n_targets", 1))
     how = c.attr("aggregate_function", "SUM")
     op = {"SUM": "sum", "AVERAGE": "mean", "MIN": "min", "MAX": "max"}[how]
     made = c.nd(f"reduce_{op}", each, axes=(1,), keepdims=False)
-    return cast_to(c, _transformed(c, _based(c, made)), "f32")
+    return cast_to(c, _transformed(c, _plus(c, made, "base_values")), "f32")
 
 
 @converts("ai.onnx.ml.TreeEnsembleClassifier")
@@ -149,28 +144,18 @@ def _classifier(c: Call) -> Sequence[Value]:
     x, trees = _floats(c, c.x()), _Trees(c)
     ids = _numbers(c, "class_ids")
     is_binary = len(set(ids.tolist())) == 1 and len(labels) == 2
-    weights = trees.weights(c, "class", len(labels), x.dtype.host)
-    each = c.nd("gather", Const(weights), trees.leaves(c, x), axis=0)
+    each = trees.weights(c, x, "class", len(labels))
     total = cast_to(c, c.nd("reduce_sum", each, axes=(1,), keepdims=False), "f32")
     if not is_binary:
-        return _chosen(c, _transformed(c, _based(c, total)), labels)
-    score = _column(c, total, int(ids[0]))
-    base = c.attrs.get("base_values_as_tensor", c.attrs.get("base_values"))
-    if base is not None and len(base):
-        score = c.nd("add", score, c.like(np.asarray(base)[-1:], score))
-    if (_numbers(c, "class_weights") >= 0).all() and not _has_logistic(c):
+        return _chosen(c, _transformed(c, _plus(c, total, "base_values")), labels)
+    score = c.nd("gather", total, Const(ids[:1].astype(np.int64)), axis=1)
+    score = _plus(c, score, "base_values", -1)
+    is_linear = c.attr("post_transform", "NONE") in ("NONE", "PROBIT")
+    if is_linear and (_numbers(c, "class_weights") >= 0).all():
         other = c.nd("sub", c.like(1, score), score)
     else:
         other = c.nd("neg", score)
     return _chosen(c, _transformed(c, c.nd("concat", other, score, axis=1)), labels)
-
-
-def _has_logistic(c: Call) -> bool:
-    return bool(c.attr("post_transform", "NONE") not in ("NONE", "PROBIT"))
-
-
-def _column(c: Call, x: Value, i: int) -> Value:
-    return c.nd("gather", x, Const(np.array([i])), axis=1)
 
 
 def _chosen(c: Call, scores: Value, labels: Array) -> Sequence[Value]:
@@ -200,8 +185,7 @@ def _linear(c: Call, rows: int) -> Value:
         x = c.emit.reshape(x, (1, *x.shape))
     factors = _numbers(c, "coefficients").reshape(rows, -1).astype(x.dtype.host)
     made = c.nd("matmul", x, Const(np.ascontiguousarray(factors.T)))
-    bias = _numbers(c, "intercepts", ())
-    return c.nd("add", made, c.like(bias, made)) if len(bias) else made
+    return _plus(c, made, "intercepts")
 
 
 @converts("ai.onnx.ml.LinearRegressor")
@@ -260,12 +244,9 @@ def _label_encoder(c: Call) -> Value:
     if any(c.attrs.get(f"{n}_strings") for n in ("keys", "values")):
         raise c.bad("labels that are strings are not supported")
     keys, values = (_first(c, n) for n in ("keys", "values"))
-    x, kind = c.x(), "int64s" if values.dtype.kind == "i" else "floats"
-    tensor = c.attrs.get("default_tensor")
-    default = (
-        c.attrs.get("default_int64", -1) if kind == "int64s" else c.attrs.get("default_float", -0.0)
-    )
-    default = default if tensor is None else tensor.reshape(-1)[0]
+    x, tensor = c.x(), c.attrs.get("default_tensor")
+    name, default = ("int64", -1) if values.dtype.kind == "i" else ("float", -0.0)
+    default = c.attrs.get(f"default_{name}", default) if tensor is None else tensor.reshape(-1)[0]
     wide = c.emit.reshape(x, (*x.shape, 1))
     same = c.nd("equal", wide, c.like(keys, x))
     if keys.dtype.kind == "f" and np.isnan(keys).any():

@@ -6,7 +6,7 @@ from ggsched.ir.tensor import Tensor
 from ggsched_import.common.emit import Value
 from ggsched_import.onnx.call import Call, converts
 from ggsched_import.onnx.ops_elements import cast_to, scaled
-from ggsched_import.onnx.ops_layout import sliced, transposed
+from ggsched_import.onnx.ops_layout import sliced, swapped, transposed
 
 
 @converts("MatMul")
@@ -16,14 +16,20 @@ def _matmul(c: Call) -> Value:
 
 @converts("Gemm")
 def _gemm(c: Call) -> Value:
-    a, b = c.x(), c.x(1)
-    alpha, beta = c.attr("alpha", 1.0), c.attr("beta", 1.0)
-    if len(a.shape) != 2 or len(b.shape) != 2:
+    beta = c.attr("beta", 1.0)
+    if len(c.x().shape) != 2 or len(c.x(1).shape) != 2:
         raise c.bad("needs matrices")
-    a = transposed(c, a, (1, 0)) if c.attr("transA", False) else a
-    b = transposed(c, b, (1, 0)) if c.attr("transB", False) else b
-    made = scaled(c, c.nd("matmul", a, b), alpha)
+    made = scaled_product(c)
     return c.nd("add", made, scaled(c, c.x(2), beta)) if c.has(2) and beta else made
+
+
+def scaled_product(c: Call) -> Value:
+    """Return ``alpha`` times the product of two inputs, transposed where attributes say so."""
+    a, b = (
+        swapped(c, c.x(i)) if c.attr(name, False) else c.x(i)
+        for i, name in enumerate(("transA", "transB"))
+    )
+    return scaled(c, c.nd("matmul", a, b), c.attr("alpha", 1.0))
 
 
 @converts("Einsum")
@@ -66,7 +72,8 @@ def geometry(c: Call, kernel: tuple[int, ...]) -> dict[str, Any]:
 
 
 @converts("Conv")
-def _conv(c: Call) -> Value:
+def conv(c: Call) -> Value:
+    """Return a convolution with the bias of input 2, if it is there."""
     w = c.x(1)
     kernel = tuple(w.shape[2:])
     if "kernel_shape" in c.attrs and tuple(c.attr("kernel_shape", ())) != kernel:

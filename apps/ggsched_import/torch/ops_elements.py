@@ -108,7 +108,7 @@ def _sum(c: Call, self: Operand, other: Operand, alpha: Any = 1) -> Value:
 @converts("div", "true_divide")
 def _div(c: Call, self: Operand, other: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode == "floor":
-        return _floor_divide(c, self, other)
+        return floor_divide(c, self, other)
     kind = promoted(kind_of(self), kind_of(other))
     if rounding_mode is None:
         kind = promoted(kind, 1.0)
@@ -117,7 +117,8 @@ def _div(c: Call, self: Operand, other: Operand, rounding_mode: str | None = Non
 
 
 @converts("floor_divide")
-def _floor_divide(c: Call, self: Operand, other: Operand) -> Value:
+def floor_divide(c: Call, self: Operand, other: Operand) -> Value:
+    """Divide, rounding down."""
     a, b = c.joined(self, other)
     if is_float(a):
         return c.nd("floor", c.nd("div", a, b))

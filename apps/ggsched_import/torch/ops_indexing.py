@@ -10,7 +10,9 @@ import numpy as np
 from ggsched.ops.nd.declare import broadcast
 from ggsched_import.common.emit import Array, Const, Value
 from ggsched_import.torch.call import Call, Layout, Operand, converts, is_float
+from ggsched_import.torch.ops_elements import floor_divide
 from ggsched_import.torch.ops_layout import MAX_CONSTANT, filled
+from ggsched_import.torch.ops_order import searchsorted
 
 Indices = Sequence[Value | None]
 
@@ -165,11 +167,7 @@ def _scatter(
     if how != "mean":
         return made
     count = c.nd("max", count, c.const(1, kind))
-    made = c.nd("div", made, count)
-    if is_float(self):
-        return made
-    off = c.nd("mod", put(x, source, op), count)  # means of integers are rounded down
-    return c.nd("div", c.nd("sub", put(x, source, op), off), count)
+    return c.nd("div", made, count) if is_float(self) else floor_divide(c, made, count)
 
 
 def _nothing(op: str, like: Value) -> float:
@@ -206,11 +204,8 @@ def _masked_scatter(c: Call, self: Value, mask: Value, source: Value) -> Value:
 def _repeated(c: Call, repeats: Value, *, output_size: int | None = None) -> Value:
     if output_size is None:
         return _depends_on_data(c, repeats)
-    ends = c.reshape(c.nd("cum_sum", c.cast(repeats, "i64"), axis=0), (1, -1))
-    places = Const(np.arange(output_size).reshape(-1, 1))
-    return c.nd(
-        "reduce_sum", c.cast(c.nd("less_equal", ends, places), "i64"), axes=(1,), keepdims=False
-    )
+    ends = c.nd("cum_sum", c.cast(repeats, "i64"), axis=0)
+    return searchsorted(c, ends, Const(np.arange(output_size)), right=True)
 
 
 @converts("_embedding_bag_forward_only", "_embedding_bag", "embedding_bag")
@@ -226,9 +221,8 @@ def _embedding_bag(
     if per_sample_weights is not None:
         rows = c.nd("mul", rows, c.reshape(per_sample_weights, (-1, 1)))
     starts = c.cast(c.slice(offsets, 0, 0, count), "i64")
-    places = Const(np.arange(indices.shape[0]).reshape(-1, 1))
-    before = c.cast(c.nd("less_equal", c.reshape(starts, (1, -1)), places), "i64")
-    bag = c.nd("sub", c.nd("reduce_sum", before, axes=(1,), keepdims=True), c.const(1, "i64"))
+    before = searchsorted(c, starts, Const(np.arange(indices.shape[0])), right=True)
+    bag = c.reshape(c.nd("sub", before, c.const(1, "i64")), (-1, 1))
     empty = filled(c, (count, weight.shape[1]), 0, kind)
     total = c.nd("scatter_nd", empty, bag, rows, reduction="add")
     if mode == 1:
@@ -242,12 +236,9 @@ def _embedding_bag(
 def _diagonal_scatter(
     c: Call, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
-    n = len(self.shape)
-    a, b = c.axis(dim1, n), c.axis(dim2, n)
-    order = [a, b, *(i for i in range(n) if i not in (a, b))]
-    x = c.permute(self, order)
+    order, x, places = _by_diagonal(c, self, offset, dim1, dim2)
+    n = len(order)
     values = c.permute(c.cast(src, self.dtype.name), [n - 2, *range(n - 2)])
-    places = Const(_diagonal_places(x.shape, offset))
     made = c.nd("scatter_nd", x, places, values)
     return c.permute(made, [order.index(i) for i in range(n)])
 
@@ -289,20 +280,22 @@ def _unfold(c: Call, self: Value, dimension: int, size: int, step: int) -> Value
 
 @converts("diagonal", "diagonal_copy")
 def _diagonal(c: Call, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    n = len(self.shape)
-    a, b = c.axis(dim1, n), c.axis(dim2, n)
-    rest = [i for i in range(n) if i not in (a, b)]
-    x = c.permute(self, [a, b, *rest])
-    places = Const(_diagonal_places(x.shape, offset))
+    _, x, places = _by_diagonal(c, self, offset, dim1, dim2)
     found = c.nd("gather_nd", x, places)
     return c.permute(found, [*range(1, len(found.shape)), 0])
 
 
-def _diagonal_places(shape: tuple[int, ...], offset: int) -> Array:
-    """Return the rows and columns of a diagonal of the first two axes."""
+def _by_diagonal(
+    c: Call, x: Value, offset: int, dim1: int, dim2: int
+) -> tuple[list[int], Value, Const]:
+    """Return axes with two in front, x with these, and the rows and columns of its diagonal."""
+    n = len(x.shape)
+    a, b = c.axis(dim1, n), c.axis(dim2, n)
+    order = [a, b, *(i for i in range(n) if i not in (a, b))]
     rows, columns = max(0, -offset), max(0, offset)
-    steps = np.arange(max(0, min(shape[0] - rows, shape[1] - columns)))
-    return np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1))
+    steps = np.arange(max(0, min(x.shape[a] - rows, x.shape[b] - columns)))
+    places = np.ascontiguousarray(np.stack([steps + rows, steps + columns], -1))
+    return order, c.permute(x, order), Const(places)
 
 
 # --- elements by their place in memory ------------------------------------------------------------

@@ -354,7 +354,5 @@ def _triangle_indices(
     c: Call, row: int, col: int, offset: int = 0, *, dtype: Any = None, **_: Any
 ) -> Value:
     filled(c, (row, col), 0, "bool")
-    taken = (
-        np.tri(row, col, offset, bool) if c.name[3] == "l" else ~np.tri(row, col, offset - 1, bool)
-    )
-    return Const(np.stack(np.nonzero(taken)).astype(dtype_by_name(dtype or "i64").host))
+    places = np.stack(getattr(np, c.name)(row, offset, col))
+    return Const(places.astype(dtype_by_name(dtype or "i64").host))

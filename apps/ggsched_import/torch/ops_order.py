@@ -7,11 +7,45 @@ from typing import Any
 import numpy as np
 
 from ggsched_import.common.emit import Const, Value
-from ggsched_import.torch.call import Call, converts, is_float
+from ggsched_import.torch.call import Call, Operand, converts, is_float
 from ggsched_import.torch.ops_layout import filled, select
-from ggsched_import.torch.ops_reductions import _histc, _sort, _topk, reduced
+from ggsched_import.torch.ops_reductions import reduced
 
 Pair = tuple[Value, Value]
+
+
+@converts("topk")
+def _topk(
+    c: Call, self: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> list[Value]:
+    axis = c.axis(dim, len(self.shape))
+    indices = c.nd("top_k", self, k=k, axis=axis, largest=bool(largest))
+    return [c.nd("gather_elements", self, indices, axis=axis), indices]
+
+
+@converts("sort")
+def _sort(
+    c: Call, self: Value, *args: Any, dim: int = -1, descending: bool = False, stable: Any = None
+) -> list[Value]:
+    if args and c.op != "sort.stable":
+        dim, descending = (*args, descending)[:2]
+    if not self.shape:
+        return [self, c.const(0, "i64")]
+    return _topk(c, self, self.shape[c.axis(dim, len(self.shape))], dim, descending)
+
+
+@converts("argsort")
+def _argsort(c: Call, self: Value, *args: Any, **given: Any) -> Value:
+    return _sort(c, self, *args, **given)[1]
+
+
+@converts("cumsum", "cumprod")
+def _running(c: Call, self: Value, dim: int, dtype: str | None = None) -> Value:
+    x = self if dtype is None else c.cast(self, dtype)
+    x = x if is_float(x) else c.cast(x, "i64")
+    if not x.shape:
+        return x
+    return c.nd("cum_sum" if c.name == "cumsum" else "cum_prod", x, axis=c.axis(dim, len(x.shape)))
 
 
 def _scanned(c: Call, x: Pair, axis: int, join: Callable[[Pair, Pair], Pair]) -> Pair:
@@ -73,6 +107,12 @@ def _kth(c: Call, self: Value, k: int, dim: int = -1, keepdim: bool = False) -> 
     return [select(c, v, axis, k - 1) for v in found]
 
 
+@converts("median.dim")
+def _median_along(c: Call, self: Value, dim: int, keepdim: bool = False) -> list[Value]:
+    size = self.shape[c.axis(dim, len(self.shape))]
+    return _kth(c, self, (size + 1) // 2, dim, keepdim)
+
+
 @converts("median.default", "nanmedian.default")
 def _median(c: Call, self: Value) -> Value:
     """Return the lower of two in the middle: of all that are not NaN, or NaN where one is."""
@@ -107,6 +147,50 @@ def _mode(c: Call, self: Value, dim: int = -1, keepdim: bool = False) -> list[An
     made = c.nd("gather_elements", x, first, axis=axis)
     kept = made if keepdim else select(c, made, axis, 0)
     return [kept, None]
+
+
+@converts("searchsorted", "bucketize")
+def searchsorted(
+    c: Call, sorted_sequence: Value, self: Operand, *, out_int32: bool = False,
+    right: bool = False, side: str | None = None, sorter: Value | None = None,
+) -> Value:  # fmt: skip
+    """Return for each value how many elements of a sorted row are before it."""
+    edges, values = c.joined(sorted_sequence, self)
+    if c.name == "bucketize":
+        edges, values = values, edges
+    if sorter is not None:
+        edges = c.nd("gather_elements", edges, sorter, axis=-1)
+    if len(edges.shape) > 1:
+        edges = c.reshape(edges, (*edges.shape[:-1], 1, edges.shape[-1]))
+    op = "less_equal" if right or side == "right" else "less"
+    before = c.nd(op, edges, c.reshape(values, (*values.shape, 1)))
+    if is_float(values):  # NaN is behind all
+        nan = c.reshape(c.nd("is_nan", values), (*values.shape, 1))
+        before = c.nd("or", before, nan)
+    kind = "i32" if out_int32 else "i64"
+    return c.nd("reduce_sum", c.cast(before, kind), axes=(-1,), keepdims=False)
+
+
+@converts("histc")
+def _histc(c: Call, self: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+    x, kind = c.reshape(c.floating(self), (-1,)), self.dtype.name
+    if not x.shape[0]:
+        return filled(c, (bins,), 0, kind)
+    edges: list[Value] = [c.const(v, x.dtype.name) for v in (min, max)]
+    low, high = edges
+    if min == max:  # the range of the elements, widened where it is empty
+        low, high = (c.nd(f"reduce_{n}", x, axes=(0,), keepdims=False) for n in ("min", "max"))
+        is_empty, one = c.nd("equal", low, high), c.const(1, x.dtype.name)
+        low = c.nd("where", is_empty, c.nd("sub", low, one), low)
+        high = c.nd("where", is_empty, c.nd("add", high, one), high)
+    scaled = c.nd("mul", c.nd("sub", x, low), c.const(bins, x.dtype.name))
+    place = c.nd("floor", c.nd("div", scaled, c.nd("sub", high, low)))
+    place = c.nd("min", place, c.const(bins - 1, x.dtype.name))  # the last bin has its upper edge
+    inside = c.nd("and", c.nd("greater_equal", x, low), c.nd("less_equal", x, high))
+    steps = c.const(np.arange(bins), x.dtype.name)  # type: ignore[arg-type]
+    is_there = c.nd("equal", c.reshape(place, (-1, 1)), steps)
+    found = c.nd("and", is_there, c.reshape(inside, (-1, 1)))
+    return c.cast(c.nd("reduce_sum", c.cast(found, "f32"), axes=(0,), keepdims=False), kind)
 
 
 @converts("histogram.bin_ct")

@@ -1,4 +1,4 @@
-"""Converters of reductions, sorts, softmax and norms."""
+"""Converters of reductions, softmax and norms."""
 
 import math
 from collections.abc import Sequence
@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ggsched_import.common.emit import Value
-from ggsched_import.torch.call import CONVERTERS, Call, Operand, converts, is_float
-from ggsched_import.torch.ops_layout import filled
+from ggsched_import.torch.call import CONVERTERS, Call, converts, is_float
 
 REDUCTIONS: Final = {
     "sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "mean": "mean",
@@ -74,84 +73,6 @@ def _max(c: Call, self: Value, dim: Any = None, keepdim: bool = False) -> Any:
     return [values, c.nd(f"arg_{c.name}", self, axis=axis, keepdims=bool(keepdim))]
 
 
-@converts("topk")
-def _topk(
-    c: Call, self: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> list[Value]:
-    axis = c.axis(dim, len(self.shape))
-    indices = c.nd("top_k", self, k=k, axis=axis, largest=bool(largest))
-    return [c.nd("gather_elements", self, indices, axis=axis), indices]
-
-
-@converts("sort")
-def _sort(
-    c: Call, self: Value, *args: Any, dim: int = -1, descending: bool = False, stable: Any = None
-) -> list[Value]:
-    if args and c.op != "sort.stable":
-        dim, descending = (*args, descending)[:2]
-    if not self.shape:
-        return [self, c.const(0, "i64")]
-    return _topk(c, self, self.shape[c.axis(dim, len(self.shape))], dim, descending)
-
-
-@converts("median.dim")
-def _median(c: Call, self: Value, dim: int, keepdim: bool = False) -> list[Value]:
-    axis = c.axis(dim, len(self.shape))
-    middle = (self.shape[axis] - 1) // 2
-    found = [c.slice(v, axis, middle, middle + 1) for v in _sort(c, self, dim=axis)]
-    if keepdim:
-        return found
-    return [c.reshape(v, (*self.shape[:axis], *self.shape[axis + 1 :])) for v in found]
-
-
-@converts("argsort")
-def _argsort(c: Call, self: Value, *args: Any, **given: Any) -> Value:
-    return _sort(c, self, *args, **given)[1]
-
-
-@converts("histc")
-def _histc(c: Call, self: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
-    x, kind = c.reshape(c.floating(self), (-1,)), self.dtype.name
-    if not x.shape[0]:
-        return filled(c, (bins,), 0, kind)
-    edges: list[Value] = [c.const(v, x.dtype.name) for v in (min, max)]
-    low, high = edges
-    if min == max:  # the range of the elements, widened where it is empty
-        low, high = (c.nd(f"reduce_{n}", x, axes=(0,), keepdims=False) for n in ("min", "max"))
-        is_empty, one = c.nd("equal", low, high), c.const(1, x.dtype.name)
-        low = c.nd("where", is_empty, c.nd("sub", low, one), low)
-        high = c.nd("where", is_empty, c.nd("add", high, one), high)
-    scaled = c.nd("mul", c.nd("sub", x, low), c.const(bins, x.dtype.name))
-    place = c.nd("floor", c.nd("div", scaled, c.nd("sub", high, low)))
-    place = c.nd("min", place, c.const(bins - 1, x.dtype.name))  # the last bin has its upper edge
-    inside = c.nd("and", c.nd("greater_equal", x, low), c.nd("less_equal", x, high))
-    steps = c.const(np.arange(bins), x.dtype.name)  # type: ignore[arg-type]
-    is_there = c.nd("equal", c.reshape(place, (-1, 1)), steps)
-    found = c.nd("and", is_there, c.reshape(inside, (-1, 1)))
-    return c.cast(c.nd("reduce_sum", c.cast(found, "f32"), axes=(0,), keepdims=False), kind)
-
-
-@converts("searchsorted", "bucketize")
-def _searchsorted(
-    c: Call, sorted_sequence: Value, self: Operand, *, out_int32: bool = False,
-    right: bool = False, side: str | None = None, sorter: Value | None = None,
-) -> Value:  # fmt: skip
-    edges, values = c.joined(sorted_sequence, self)
-    if c.name == "bucketize":
-        edges, values = values, edges
-    if sorter is not None:
-        edges = c.nd("gather_elements", edges, sorter, axis=-1)
-    if len(edges.shape) > 1:
-        edges = c.reshape(edges, (*edges.shape[:-1], 1, edges.shape[-1]))
-    op = "less_equal" if right or side == "right" else "less"
-    before = c.nd(op, edges, c.reshape(values, (*values.shape, 1)))
-    if is_float(values):  # NaN is behind all
-        nan = c.reshape(c.nd("is_nan", values), (*values.shape, 1))
-        before = c.nd("or", before, nan)
-    kind = "i32" if out_int32 else "i64"
-    return c.nd("reduce_sum", c.cast(before, kind), axes=(-1,), keepdims=False)
-
-
 @converts("cdist", "_cdist_forward")
 def _cdist(c: Call, x1: Value, x2: Value, p: float = 2.0, compute_mode: int | None = None) -> Value:
     rows, columns = x1.shape[-2], x2.shape[-2]
@@ -171,15 +92,6 @@ def _cdist(c: Call, x1: Value, x2: Value, p: float = 2.0, compute_mode: int | No
         other = c.cast(c.nd("not", c.nd("equal", a, b)), kind)
         return c.nd("reduce_sum", other, axes=(-1,), keepdims=False)
     return _norm(c, away, p, [-1])
-
-
-@converts("cumsum", "cumprod")
-def _running(c: Call, self: Value, dim: int, dtype: str | None = None) -> Value:
-    x = self if dtype is None else c.cast(self, dtype)
-    x = x if is_float(x) else c.cast(x, "i64")
-    if not x.shape:
-        return x
-    return c.nd("cum_sum" if c.name == "cumsum" else "cum_prod", x, axis=c.axis(dim, len(x.shape)))
 
 
 @converts("var", "std", "var_mean")

@@ -24,9 +24,7 @@ def _roi_align(
             "a number of samples that depends on the regions is not supported",
             hint="give sampling_ratio",
         )
-    corners = [
-        c.nd("mul", select(c, rois, 1, i), c.const(spatial_scale, "f32")) for i in range(1, 5)
-    ]
+    corners = _corners(c, rois, spatial_scale)
     if aligned:
         corners = [c.nd("sub", v, c.const(0.5, "f32")) for v in corners]
     images = c.cast(select(c, rois, 1, 0), "i64")
@@ -46,6 +44,11 @@ def _roi_align(
     count, channels, s = rois.shape[0], input.shape[1], sampling_ratio
     split = c.reshape(total, (count, pooled_height, s, pooled_width, s, channels))
     return c.permute(reduced(c, "mean", split, [2, 4], False), (0, 3, 1, 2))
+
+
+def _corners(c: Call, rois: Value, scale: float) -> list[Value]:
+    """Return the left, upper, right and lower edges of regions, in elements of the images."""
+    return [c.nd("mul", select(c, rois, 1, i), c.const(scale, "f32")) for i in range(1, 5)]
 
 
 def _sampled(
@@ -96,28 +99,19 @@ def _roi_pool(
     """Take the largest element of each bin: of all elements of the image, those that are in it."""
     if c.used not in (None, frozenset({0})):
         raise c.bad("indices of the largest elements are not supported")
-    scaled = [
-        c.nd("mul", select(c, rois, 1, i), c.const(spatial_scale, "f32")) for i in range(1, 5)
-    ]
     half = c.const(0.5, "f32")  # C's round: away from 0 where both are as near
     corners = [
         c.nd("mul", c.nd("sign", v), c.nd("floor", c.nd("add", c.nd("abs", v), half)))
-        for v in scaled
+        for v in _corners(c, rois, spatial_scale)
     ]
     x = c.nd("gather", input, c.cast(select(c, rois, 1, 0), "i64"), axis=0)
     lowest = c.const(-np.inf, x.dtype.name)
-    bins: list[Value] = []
-    for i, count in enumerate((pooled_height, pooled_width)):
-        axis, size = 2 + i, input.shape[2 + i]
-        inside = _bins(c, corners[1 - i], corners[3 - i], count, size)
-        shape = (rois.shape[0], 1, count, *((size, 1) if i == 0 else (1, size)))
-        wide = c.reshape(x, (*x.shape[:2], 1, *x.shape[2:]))
-        if i:  # rows are bins already
-            wide = c.reshape(x, (*x.shape[:3], 1, x.shape[3]))
-            shape = (rois.shape[0], 1, 1, count, size)
-        wide = c.nd("where", c.reshape(inside, shape), wide, lowest)
-        x = reduced(c, "max", wide, [axis + 1 if i == 0 else 4], False)
-        bins.append(inside)
+    for axis, count in enumerate((pooled_height, pooled_width), 2):
+        inside = _bins(c, corners[3 - axis], corners[5 - axis], count, input.shape[axis])
+        regions, *rest = inside.shape
+        inside = c.reshape(inside, (regions, *(1,) * (axis - 1), *rest, *(1,) * (3 - axis)))
+        wide = c.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+        x = reduced(c, "max", c.nd("where", inside, wide, lowest), [axis + 1], False)
     is_empty = c.nd("equal", x, lowest)
     return [c.nd("where", is_empty, c.const(0, x.dtype.name), x), None]
 

@@ -12,7 +12,7 @@ from ggsched.ir.dtype import DType
 from ggsched_cpu.kernels.elements import load_f32, load_real
 from ggsched_cpu.kernels.emit import Builder, Value, f32, i64, vector_of
 from ggsched_cpu.kernels.target import Target
-from ggsched_cpu.kernels.vectors import exp, tanh
+from ggsched_cpu.kernels.vectors import exp, over_widths, tanh
 
 SLOTS: Final = (
     "k", "v", "q", "out", "mask", "sinks", "bounds",
@@ -161,12 +161,8 @@ class _Query:
     def _over_values(self, body: Callable[[Value, int], None]) -> None:
         """Go over the result in vectors, then element by element."""
         b = self.b
-        lanes = b.target.lanes
-        whole = b.binary("and", self.arg["value_width"], -lanes)
-        with b.loop(0, whole, lanes) as column:
-            body(b.offset(self.out, b.mul(column, 4)), lanes)
-        with b.loop(whole, self.arg["value_width"]) as column:
-            body(b.offset(self.out, b.mul(column, 4)), 1)
+        width = self.arg["value_width"]
+        over_widths(b, width, lambda k, lanes: body(b.offset(self.out, b.mul(k, 4)), lanes))
 
     def _logits(self, start: Value, count: Value, top: Value) -> Value:
         """Compute the logits of a block; return the largest so far."""

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from ggsched_cpu.kernels.emit import Builder, Value, i64, vector_of
+from ggsched_cpu.kernels.emit import Builder, Value, vector_of
 from ggsched_cpu.kernels.target import Target
-from ggsched_cpu.kernels.vectors import Row, over_rows
+from ggsched_cpu.kernels.vectors import Row, over_rows, over_widths
 
 ELEMENTS: Final = {
     "f32": "float", "f16": "half", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8",
@@ -12,7 +12,7 @@ ELEMENTS: Final = {
 }  # fmt: skip
 """Types of LLVM by names of element types."""
 
-_BITS: Final = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}
+_NBYTES: Final = {"float": 4, "half": 2, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 
 
 def is_converted(kind: str, to: str) -> bool:
@@ -28,19 +28,16 @@ def cast(name: str, target: Target, kind: str, to: str) -> Builder:
 
     def row(row: Row) -> None:
         source, result = row.pointers
-        whole = b.binary("and", row.columns, -target.lanes)
-        for start, stop, width in ((i64(0), whole, target.lanes), (whole, row.columns, 1)):
-            with b.loop(start, stop, width) as k:
-                value = b.load(vector_of(width, read), b.offset(source, b.mul(k, _nbytes(read))))
-                place = b.offset(result, b.mul(k, _nbytes(write)))
-                b.store(_converted(b, value, kind, to), place)
+
+        def convert(k: Value, width: int) -> None:
+            value = b.load(vector_of(width, read), b.offset(source, b.mul(k, _NBYTES[read])))
+            place = b.offset(result, b.mul(k, _NBYTES[write]))
+            b.store(_converted(b, value, kind, to), place)
+
+        over_widths(b, row.columns, convert)
 
     over_rows(b, 2, row)
     return b
-
-
-def _nbytes(element: str) -> int:
-    return {"float": 4, "half": 2}.get(element) or _BITS[element] // 8
 
 
 def _converted(b: Builder, x: Value, kind: str, to: str) -> Value:
@@ -53,14 +50,12 @@ def _converted(b: Builder, x: Value, kind: str, to: str) -> Value:
     if x.element == "float":
         if element in ("float", "half"):
             return x if element == "float" else b.cast("fptrunc", x, element)
-        over = [f"v{x.lanes}" * (x.lanes > 1) + t for t in ("i64", "f32")]
-        whole = vector_of(x.lanes, "i64")
-        wide = b.intrinsic("fptosi.sat", x, type_=whole, suffix=".".join(over))
+        wide = b.saturated(x, "i64")
         return wide if element == "i64" else b.cast("trunc", wide, element)
     signed = kind[0] == "i"
     if element in ("float", "half"):
         return b.cast("sitofp" if signed else "uitofp", x, element)
-    more = _BITS[element] - _BITS[x.element]
+    more = _NBYTES[element] - _NBYTES[x.element]
     how = "trunc" if more < 0 else "sext" if signed else "zext"
     return b.cast(how, x, element) if more else x
 

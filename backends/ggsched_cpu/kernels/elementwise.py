@@ -141,11 +141,7 @@ FORMULAS: Final[Mapping[str, tuple[int, tuple[str, ...], Formula]]] = {
     "nd.prelu": (2, (), lambda b, x, p: _negative(b, x[0], b.fmul(x[0], x[1]))),
     "nd.reciprocal": (1, (), lambda b, x, p: b.fdiv(b.same(x[0], 1.0), x[0])),
     "nd.round": (1, (), lambda b, x, p: b.intrinsic("rint", x[0])),
-    "nd.rsqrt": (
-        1,
-        (),
-        lambda b, x, p: b.fdiv(b.same(x[0], 1.0), b.intrinsic("sqrt", x[0])),
-    ),
+    "nd.rsqrt": (1, (), lambda b, x, p: b.fdiv(b.same(x[0], 1.0), b.intrinsic("sqrt", x[0]))),
     "nd.softsign": (1, (), _softsign),
     "nd.sqrt": (1, (), lambda b, x, p: b.intrinsic("sqrt", x[0])),
     "nd.threshold": (1, ("alpha",), _threshold),

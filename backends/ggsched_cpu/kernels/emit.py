@@ -255,6 +255,12 @@ class Builder:
         self.declared[full] = f"declare {to} @{full}({', '.join(o.type for o in operands)})"
         return self.value(to, f"call {to} @{full}({', '.join(map(str, operands))})")
 
+    def saturated(self, a: Value, element: str) -> Value:
+        """Convert f32 to integers, the nearest where there are none so large; NaN to 0."""
+        over = [f"v{a.lanes}" * (a.lanes > 1) + t for t in (element, "f32")]
+        type_ = vector_of(a.lanes, element)
+        return self.intrinsic("fptosi.sat", a, type_=type_, suffix=".".join(over))
+
     def sum(self, a: Value) -> Value:
         """Return the sum of the lanes, halves first."""
         return self._fold(a, self.fadd)

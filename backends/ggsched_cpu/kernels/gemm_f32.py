@@ -10,6 +10,7 @@ from ggsched_cpu.kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu.kernels.gemm import BLOCK_COLUMNS
 from ggsched_cpu.kernels.panels import VECTORS, panel_width
 from ggsched_cpu.kernels.target import Target
+from ggsched_cpu.kernels.vectors import over_widths
 
 TERMS, SHORT_TERMS = 32, 8
 """Products that are added up before their sum is added to the others, and the same if a block has
@@ -63,12 +64,11 @@ def _tile_rows(target: Target) -> int:
 
 
 def _convert_row(b: Builder, dtype: DType, source: Value, target: Value, count: Value) -> None:
-    lanes = b.target.lanes
-    whole = b.binary("and", count, -lanes)
-    for begin, end, width in ((i64(0), whole, lanes), (whole, count, 1)):
-        with b.loop(begin, end, width) as k:
-            at = b.offset(source, b.mul(k, dtype.block_nbytes))
-            b.store(load_f32(b, dtype, at, width), b.offset(target, b.mul(k, 4)), 4)
+    def convert(k: Value, width: int) -> None:
+        at = b.offset(source, b.mul(k, dtype.block_nbytes))
+        b.store(load_f32(b, dtype, at, width), b.offset(target, b.mul(k, 4)), 4)
+
+    over_widths(b, count, convert)
 
 
 def _decode_row(

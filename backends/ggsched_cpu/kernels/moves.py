@@ -74,7 +74,6 @@ def slices(name: str, target: Target, nbytes: int, *, indexed: int, adds: bool =
     def row(row: Row) -> None:
         ids, *places = row.pointers
         place = b.var(places[indexed - 1])
-        b.set(place, places[indexed - 1])
         with b.loop(0, count) as k:
             pair = b.offset(pairs, b.mul(k, 16))
             index = _index(b, b.offset(ids, b.mul(k, 8)), b.load("i64", pair, 8))

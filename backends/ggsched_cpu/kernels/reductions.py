@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from ggsched_cpu.kernels.emit import Builder, Value, Variable, f32, i64, vector_of
+from ggsched_cpu.kernels.emit import Builder, Value, f32, i64, vector_of
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.kernels.vectors import (
     Chunk,
@@ -17,8 +17,13 @@ from ggsched_cpu.kernels.vectors import (
 )
 
 
-def _accumulator(b: Builder, start: float = 0.0) -> Variable:
-    return b.var(b.same(Value("", vector_of(b.target.lanes, "float")), start))
+def _joined(
+    b: Builder, columns: Value, join: Callable[[Chunk, Value], Value], start: float = 0.0
+) -> Value:
+    """Return a vector: what a function makes of each chunk and of what it made before."""
+    found = b.var(b.same(Value("", vector_of(b.target.lanes, "float")), start))
+    over_chunks(b, columns, lambda c: b.set(found, join(c, b.get(found))))
+    return b.get(found)
 
 
 def _length(b: Builder, columns: Value) -> Value:
@@ -34,14 +39,12 @@ def rms_norm(name: str, target: Target, *, weighted: bool) -> Builder:
 
     def row(row: Row) -> None:
         x, out = row.pointers[0], row.pointers[-1]
-        total = _accumulator(b)
 
-        def square(c: Chunk) -> None:
+        def square(c: Chunk, total: Value) -> Value:
             v = c.load(x)
-            b.set(total, b.fma(v, v, b.get(total)))
+            return b.fma(v, v, total)
 
-        over_chunks(b, row.columns, square)
-        mean = b.fdiv(b.sum(b.get(total)), _length(b, row.columns))
+        mean = b.fdiv(b.sum(_joined(b, row.columns, square)), _length(b, row.columns))
         root = b.intrinsic("sqrt", b.fadd(mean, eps))
         factor = b.splat(b.fdiv(f32(1.0), root), lanes)
 
@@ -64,21 +67,14 @@ def norm(name: str, target: Target) -> Builder:
     def row(row: Row) -> None:
         x, out = row.pointers
         length = _length(b, row.columns)
-        total = _accumulator(b)
+        total = _joined(b, row.columns, lambda c, total: b.fadd(total, c.load(x)))
+        mean = b.splat(b.fdiv(b.sum(total), length), lanes)
 
-        def add(c: Chunk) -> None:
-            b.set(total, b.fadd(b.get(total), c.load(x)))
-
-        over_chunks(b, row.columns, add)
-        mean = b.splat(b.fdiv(b.sum(b.get(total)), length), lanes)
-        squares = _accumulator(b)
-
-        def square(c: Chunk) -> None:
+        def square(c: Chunk, squares: Value) -> Value:
             v = c.keep(b.fsub(c.load(x), mean), 0.0)
-            b.set(squares, b.fma(v, v, b.get(squares)))
+            return b.fma(v, v, squares)
 
-        over_chunks(b, row.columns, square)
-        variance = b.fdiv(b.sum(b.get(squares)), length)
+        variance = b.fdiv(b.sum(_joined(b, row.columns, square)), length)
         root = b.intrinsic("sqrt", b.fadd(variance, eps))
         factor = b.splat(b.fdiv(f32(1.0), root), lanes)
 
@@ -103,32 +99,28 @@ def soft_max(name: str, target: Target, *, masked: bool, sinks: bool) -> Builder
 
     def row(row: Row) -> None:
         x, out = row.pointers[0], row.pointers[-1]
-        top = _accumulator(b, float("-inf"))
 
         def scores(c: Chunk) -> Value:
             v = b.fmul(c.load(x), factor)
             return b.fadd(v, c.load(row.pointers[1])) if masked else v
 
-        def look(c: Chunk) -> None:
+        def look(c: Chunk, top: Value) -> Value:
             v = scores(c)
             c.store(v, out)
-            b.set(top, b.fmax(b.get(top), c.keep(v, float("-inf"))))
+            return b.fmax(top, c.keep(v, -math.inf))
 
-        over_chunks(b, row.columns, look)
-        most = b.largest(b.get(top))
+        most = b.largest(_joined(b, row.columns, look, -math.inf))
         if sinks:
             sink = b.load("float", row.pointers[1 + masked], 4)
             most = b.fmax(most, sink)
         wide = b.splat(most, lanes)
-        total = _accumulator(b)
 
-        def power(c: Chunk) -> None:
+        def power(c: Chunk, total: Value) -> Value:
             v = exp(b, b.fsub(c.load(out), wide))
             c.store(v, out)
-            b.set(total, b.fadd(b.get(total), c.keep(v, 0.0)))
+            return b.fadd(total, c.keep(v, 0.0))
 
-        over_chunks(b, row.columns, power)
-        whole = b.sum(b.get(total))
+        whole = b.sum(_joined(b, row.columns, power))
         if sinks:
             gone = exp(b, b.splat(b.fsub(sink, most), lanes))
             whole = b.fadd(whole, b.extract(gone, 0))
@@ -150,20 +142,17 @@ def log_soft_max(name: str, target: Target) -> Builder:
 
     def row(row: Row) -> None:
         x, out = row.pointers
-        top, total = _accumulator(b, float("-inf")), _accumulator(b)
 
-        def look(c: Chunk) -> None:
-            b.set(top, b.fmax(b.get(top), c.keep(c.load(x), float("-inf"))))
+        def look(c: Chunk, top: Value) -> Value:
+            return b.fmax(top, c.keep(c.load(x), -math.inf))
 
-        over_chunks(b, row.columns, look)
-        most = b.splat(b.largest(b.get(top)), target.lanes)
+        most = b.splat(b.largest(_joined(b, row.columns, look, -math.inf)), target.lanes)
 
-        def add(c: Chunk) -> None:
-            power = exp(b, b.fsub(c.load(x), most))
-            b.set(total, b.fadd(b.get(total), c.keep(power, 0.0)))
+        def add(c: Chunk, total: Value) -> Value:
+            return b.fadd(total, c.keep(exp(b, b.fsub(c.load(x), most)), 0.0))
 
-        over_chunks(b, row.columns, add)
-        size = b.splat(b.call("float", log, b.sum(b.get(total))), target.lanes)
+        total = b.sum(_joined(b, row.columns, add))
+        size = b.splat(b.call("float", log, total), target.lanes)
         over_chunks(b, row.columns, lambda c: c.store(b.fsub(b.fsub(c.load(x), most), size), out))
 
     over_rows(b, 2, row)
@@ -188,7 +177,6 @@ def soft_max_across(name: str, target: Target) -> Builder:
             with b.loop(1, count) as k:
                 seen = c.load(b.offset(x, b.mul(k, x_step)))
                 b.set(top, b.intrinsic("maximum", b.get(top), seen))
-            b.set(total, b.zero(type_))
             with b.loop(0, count) as k:
                 seen = c.load(b.offset(x, b.mul(k, x_step)))
                 power = exp(b, b.fsub(seen, b.get(top)))
@@ -219,9 +207,8 @@ def _to_one(
 
     def row(row: Row) -> None:
         x, out = row.pointers
-        found = _accumulator(b, start)
-        over_chunks(b, row.columns, lambda c: b.set(found, join(b, b.get(found), c, x)))
-        b.store(finish(b, b.get(found), row.columns), out, 4)
+        found = _joined(b, row.columns, lambda c, found: join(b, found, c, x), start)
+        b.store(finish(b, found, row.columns), out, 4)
 
     over_rows(b, 2, row)
     return b
@@ -301,7 +288,6 @@ def top_k(name: str, target: Target, *, wide: bool) -> Builder:
     def insert(now: Value, column: Value, out: Value, last: Value) -> None:
         """Put a key where those before are not worse; ``last`` is the place that is free."""
         at = b.var(last)
-        b.set(at, last)
         look, move, end = (b.fresh(n) for n in ("look", "move", "end"))
         b.label(look)
         is_first = b.compare("eq", b.get(at), 0)

@@ -4,7 +4,7 @@ from ggsched.ir.dtype import F16, F32, Q8_0, DType
 from ggsched_cpu.kernels.elements import block_values, load_f32, store_f32
 from ggsched_cpu.kernels.emit import Builder, Value, f32, vector_of
 from ggsched_cpu.kernels.target import Target
-from ggsched_cpu.kernels.vectors import Row, over_chunks, over_rows, own_slot
+from ggsched_cpu.kernels.vectors import Row, over_chunks, over_rows, over_widths, own_slot
 
 
 def convert_row(
@@ -19,8 +19,6 @@ def convert_row(
         assert dtype is F32
         _encode(b, src, dst, columns)
         return
-    lanes = b.target.lanes
-    whole = b.binary("and", columns, -lanes)
 
     def move(column: Value, width: int) -> None:
         source = b.offset(src, b.mul(column, dtype.block_nbytes))
@@ -32,10 +30,7 @@ def convert_row(
         else:
             store_f32(b, to, load_f32(b, dtype, source, width), target)
 
-    with b.loop(0, whole, lanes) as column:
-        move(column, lanes)
-    with b.loop(whole, columns) as column:
-        move(column, 1)
+    over_widths(b, columns, move)
 
 
 def _decode(b: Builder, dtype: DType, to: DType, src: Value, dst: Value, columns: Value) -> None:
@@ -186,13 +181,11 @@ def rope(name: str, target: Target, *, halves: bool) -> Builder:
     """
     b = Builder(name, target)
     total = b.arg(own_slot(3))
-    lanes = target.lanes
 
     def row(row: Row) -> None:
         x, table, out = row.pointers
         pairs = row.columns
         sines = b.offset(table, b.mul(pairs, 4))
-        whole = b.binary("and", pairs, -lanes)
 
         def turn(pair: Value, width: int) -> None:
             at = b.mul(pair, 4)
@@ -218,10 +211,7 @@ def rope(name: str, target: Target, *, halves: bool) -> Builder:
                 mixed = [k for i in range(width) for k in (i, width + i)]
                 b.store(b.shuffle(first, second, mixed), b.offset(out, b.mul(at, 2)), 4)
 
-        with b.loop(0, whole, lanes) as pair:
-            turn(pair, lanes)
-        with b.loop(whole, pairs) as pair:
-            turn(pair, 1)
+        over_widths(b, pairs, turn)
         with b.loop(b.mul(pairs, 2), total) as column:
             by = b.mul(column, 4)
             b.store(b.load("float", b.offset(x, by), 4), b.offset(out, by), 4)

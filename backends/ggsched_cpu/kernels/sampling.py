@@ -1,8 +1,8 @@
 """The kernel that samples images between their elements."""
 
-from ggsched_cpu.kernels.emit import Builder, Value, constant, i64, vector_of
+from ggsched_cpu.kernels.emit import Builder, Value, constant, vector_of
 from ggsched_cpu.kernels.target import Target
-from ggsched_cpu.kernels.vectors import Row, over_rows, own_slot
+from ggsched_cpu.kernels.vectors import Row, over_rows, over_widths, own_slot
 
 
 def grid_sample(name: str, target: Target, *, padded: bool) -> Builder:
@@ -32,11 +32,8 @@ def grid_sample(name: str, target: Target, *, padded: bool) -> Builder:
                 inside = b.binary("and", b.compare("oge", here, 0.0), b.compare("ole", here, last))
                 part = b.select(inside, part, b.same(part, 0.0))
             clipped = b.fmin(b.fmax(here, 0.0), last)
-            kinds = [f"v{lanes}" * (lanes > 1) + t for t in ("i32", "f32")]
-            whole = vector_of(lanes, "i32")
             # Of NaN 0, where a plain conversion may give any index.
-            index = b.intrinsic("fptosi.sat", clipped, type_=whole, suffix=".".join(kinds))
-            found.append((index, part))
+            found.append((b.saturated(clipped, "i32"), part))
         return found
 
     def places(grid: Value, x: Value, out: Value, column: Value, lanes: int) -> None:
@@ -64,10 +61,7 @@ def grid_sample(name: str, target: Target, *, padded: bool) -> Builder:
 
     def row(row: Row) -> None:
         grid, x, out = row.pointers
-        whole = b.binary("and", row.columns, -target.lanes)
-        for start, stop, lanes in ((i64(0), whole, target.lanes), (whole, row.columns, 1)):
-            with b.loop(start, stop, lanes) as column:
-                places(grid, x, out, column, lanes)
+        over_widths(b, row.columns, lambda column, lanes: places(grid, x, out, column, lanes))
 
     over_rows(b, 3, row)
     return b

@@ -8,7 +8,7 @@ from typing import Final
 
 from ggsched_cpu.kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu.kernels.target import Target
-from ggsched_cpu.kernels.vectors import over_chunks
+from ggsched_cpu.kernels.vectors import over_chunks, over_widths
 
 SLOTS: Final = (
     "state", "x", "w", "slots", "positions", "out",
@@ -87,8 +87,7 @@ class _Row:
 
     def _add(self, source: Value, tap: Value) -> None:
         """Add a row times the weights of a tap, which are not adjacent."""
-        b, lanes = self.b, self.b.target.lanes
-        whole = b.binary("and", self.arg["channels"], -lanes)
+        b = self.b
 
         def move(channel: Value, width: int) -> None:
             type_ = vector_of(width, "float")
@@ -101,7 +100,4 @@ class _Row:
             given, out = b.load(type_, b.offset(source, at), 4), b.offset(self.out, at)
             b.store(b.fma(given, weights, b.load(type_, out, 4)), out, 4)
 
-        with b.loop(0, whole, lanes) as channel:
-            move(channel, lanes)
-        with b.loop(whole, self.arg["channels"]) as channel:
-            move(channel, 1)
+        over_widths(b, self.arg["channels"], move)

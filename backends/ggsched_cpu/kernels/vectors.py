@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ggsched_cpu.kernels.emit import Builder, Value, constant, vector_of
+from ggsched_cpu.kernels.emit import Builder, Value, constant, i64, vector_of
 
 AXES: Final = 3
 """Axes before the rows' own."""
@@ -126,6 +126,17 @@ def over_chunks(b: Builder, columns: Value, body: Callable[[Chunk], None]) -> No
         numbers = constant("i32", range(lanes))
         count = b.splat(b.cast("trunc", rest, "i32"), lanes)
         body(Chunk(b, whole, lanes, b.compare("slt", numbers, count)))
+
+
+def over_widths(b: Builder, columns: Value, body: Callable[[Value, int], None]) -> None:
+    """Write a loop over vectors of a row, and one over the elements that are left.
+
+    ``body`` takes a column and a number of lanes, which is 1 in the second loop.
+    """
+    whole = b.binary("and", columns, -b.target.lanes)
+    for start, stop, lanes in ((i64(0), whole, b.target.lanes), (whole, columns, 1)):
+        with b.loop(start, stop, lanes) as column:
+            body(column, lanes)
 
 
 _LOG2_E: Final = 1.0 / math.log(2.0)

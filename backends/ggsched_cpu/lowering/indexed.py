@@ -24,10 +24,10 @@ def _gather(node: Node, kernels: Kernels) -> Task | None:
     """A row is a slice, or, of the last axis, an element."""
     (x, ids), out = node.inputs, node.out
     axis = int(node.number("axis")) % x.ndim
-    outer, extent, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    outer, extent, inner = _around(x, axis)
     if inner == 1:
         each = np.broadcast_to(ids.reshape(1, -1), (outer, ids.size))
-        return _by_element(each, x.reshape(outer, -1), out.reshape(outer, -1), 1, kernels)
+        return _by_element(node, each, x.reshape(outer, -1), out.reshape(outer, -1), 1, kernels)
     first, shape = x.reshape(outer, 1, -1)[..., :inner], (outer, ids.size)
     operands = ids.reshape(1, -1, 1), first, out.reshape(*shape, inner)
     own = 1, extent, inner * x.itemsize
@@ -37,41 +37,35 @@ def _gather(node: Node, kernels: Kernels) -> Task | None:
 
 def _gather_elements(node: Node, kernels: Kernels) -> Task | None:
     (x, ids), axis = node.inputs, int(node.number("axis")) % node.out.ndim
-    return _by_element(ids, x, node.out, axis, kernels)
+    return _by_element(node, ids, x, node.out, axis, kernels)
 
 
 def _gather_nd(node: Node, kernels: Kernels) -> Task | None:
     x, ids = node.inputs
-    return None if node.number("batch_dims") else _by_tuple(ids, x, node.out, kernels)
+    return None if node.number("batch_dims") else _by_tuple(node, ids, x, node.out, kernels)
 
 
 def _scatter_elements(node: Node, kernels: Kernels) -> Task | None:
     (_, ids, updates), axis = node.inputs, int(node.number("axis")) % node.out.ndim
-    adds = node.param("reduction") == "add"
-    return _by_element(ids, node.out, updates, axis, kernels, puts=True, adds=adds)
+    return _by_element(node, ids, node.out, updates, axis, kernels)
 
 
 def _scatter_nd(node: Node, kernels: Kernels) -> Task | None:
     _, ids, updates = node.inputs
-    adds = node.param("reduction") == "add"
-    return _by_tuple(ids, node.out, updates, kernels, puts=True, adds=adds)
+    return _by_tuple(node, ids, node.out, updates, kernels)
 
 
 def _by_element(
-    ids: Array, table: Array, other: Array, axis: int, kernels: Kernels,
-    *, puts: bool = False, adds: bool = False,
-) -> Task | None:  # fmt: skip
+    node: Node, ids: Array, table: Array, other: Array, axis: int, kernels: Kernels
+) -> Task | None:
     """Return the task that moves an element of a table, and of another array, for each index.
 
     Other axes must be those of the table.
     """
     if _without(table.shape, axis) != _without(ids.shape, axis):
         return None
-    outer, extent, inner = (
-        prod(table.shape[:axis]),
-        table.shape[axis],
-        prod(table.shape[axis + 1 :]),
-    )
+    how = node.bound.params.get("reduction")  # None where elements are taken
+    outer, extent, inner = _around(table, axis)
     count, step = ids.shape[axis], inner * table.itemsize
     shape: tuple[int, ...]
     place: Array
@@ -81,51 +75,52 @@ def _by_element(
         place = table.reshape(outer, extent)[:, 0]  # which only indices move on
     else:
         # Rows that may put the same elements are of one part; those of other columns are not.
-        blocks = gcd(inner, kernels.threads) if puts else 1
+        blocks = gcd(inner, kernels.threads) if how else 1
         shape, columns = (outer, blocks, count), inner // blocks
         split = (outer, count, blocks, columns)
         views = [a.reshape(split).swapaxes(1, 2) for a in (ids, other)]
         place = table.reshape(outer, extent, blocks, columns)[:, :1].swapaxes(1, 2)
-    operands = [views[0], *((views[1], place) if puts else (place, views[1]))]
-    name = f"each{table.itemsize}"
-    if adds:
-        name = f"add_{_ADDED[table.dtype.str[1:]]}"
+    operands = [views[0], *((views[1], place) if how else (place, views[1]))]
+    adds = how == "add"
+    name = f"add_{_ADDED[table.dtype.str[1:]]}" if adds else f"each{table.itemsize}"
     return row_task(
-        kernels.address("put" if puts else "take", name), operands, shape, columns,
+        kernels.address("put" if how else "take", name), operands, shape, columns,
         kernels.threads, (extent, step), rows=extent, keeps=(table,), work=2,
-        together=count if puts and inner > 1 else 1,
+        together=count if how and inner > 1 else 1,
     )  # fmt: skip
+
+
+def _around(a: Array, axis: int) -> tuple[int, int, int]:
+    """Return the number of elements before an axis, along it, and behind it."""
+    return prod(a.shape[:axis]), a.shape[axis], prod(a.shape[axis + 1 :])
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return *shape[:axis], *shape[axis + 1 :]
 
 
-def _by_tuple(
-    ids: Array, table: Array, other: Array, kernels: Kernels,
-    *, puts: bool = False, adds: bool = False,
-) -> Task | None:  # fmt: skip
+def _by_tuple(node: Node, ids: Array, table: Array, other: Array, kernels: Kernels) -> Task | None:
     """Return the task that moves a slice of a table for each tuple of indices.
 
     None for short slices, and where adding to elements of this type has no kernel.
     """
-    depth = ids.shape[-1]
+    depth, how = ids.shape[-1], node.bound.params.get("reduction")
     extents, width = table.shape[:depth], prod(table.shape[depth:])
-    if width < MIN_SLICE or (adds and table.dtype != np.float32) or not depth:
+    if width < MIN_SLICE or (how == "add" and table.dtype != np.float32) or not depth:
         return None
     count = ids.size // depth
-    blocks = gcd(width, kernels.threads) if puts else 1
+    blocks = gcd(width, kernels.threads) if how else 1
     shape, columns = (blocks, count), width // blocks
     moved = other.reshape(count, blocks, columns).swapaxes(0, 1)
     first = table.reshape(-1)[:width].reshape(blocks, 1, columns)
-    operands = [ids.reshape(1, count, depth), *((moved, first) if puts else (first, moved))]
+    operands = [ids.reshape(1, count, depth), *((moved, first) if how else (first, moved))]
     steps = [prod(table.shape[i + 1 :]) * table.itemsize for i in range(depth)]
     pairs = [n for pair in zip(extents, steps, strict=True) for n in pair]
-    name = "add_slices" if adds else f"slices{table.itemsize}"
+    name = "add_slices" if how == "add" else f"slices{table.itemsize}"
     return row_task(
-        kernels.address("put" if puts else "take", name), operands, shape, columns,
+        kernels.address("put" if how else "take", name), operands, shape, columns,
         kernels.threads, (depth, *pairs), rows=min(extents), keeps=(table,),
-        together=count if puts else 1,
+        together=count if how else 1,
     )  # fmt: skip
 
 
@@ -146,8 +141,10 @@ def _put(put: Callable[[Node, Kernels], Task | None]) -> Callable[..., list[Task
         copied = moved_apart(x, node.out, kernels)
         if copied is None or not is_known or not _is_plain(node):
             return None
-        task = put(node, kernels) if ids.size else copied
-        return None if task is None else [copied, task][: 1 if task is copied else 2]
+        if not ids.size:
+            return [copied]
+        task = put(node, kernels)
+        return None if task is None else [copied, task]
 
     return emit
 
