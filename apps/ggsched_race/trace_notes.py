@@ -48,7 +48,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
         inside = self.text.partition("(")[2].partition(")")[0]
         shape = tuple(int(n) for n in inside.split(",") if n.strip().isdigit())
         count = prod(shape)
-        if not count or self.nbytes % count:
+        if not shape or not count or self.nbytes % count:
             return f"bytes {start}:{end} of {self.name}"
         size = self.nbytes // count
         row = self.nbytes // shape[0]

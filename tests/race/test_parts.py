@@ -73,6 +73,10 @@ def test_bytes_are_named_as_rows_and_elements(start, end, text):
     assert Note(name="table", nbytes=128, text="(8, 4) float32").part(start, end) == text
 
 
+def test_bytes_of_memory_that_is_first_seen_by_one_element_are_named_by_number():
+    assert Note(name="table", nbytes=128, text="() float32").part(4, 8) == "bytes 4:8 of table"
+
+
 # --- blocks ---------------------------------------------------------------------------------------
 
 
