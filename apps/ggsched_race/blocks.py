@@ -56,6 +56,11 @@ class Block:
         self.shadows: dict[int, int] = {}
         self.is_fresh = True
 
+    @property
+    def pool_key(self) -> tuple[object, ...]:
+        """What the allocator chooses a list of free blocks by."""
+        return self.stream, self.pool, self.nbytes <= SMALL_NBYTES
+
     def hazards(self) -> list[int]:
         """Return the shadows of streams that the allocator does not know of."""
         return [shadow for s, shadow in self.shadows.items() if s not in self.recorded]
@@ -138,7 +143,7 @@ class Blocks:
         k = bisect_left(self._rests, (start,))
         while k and self._rests[k - 1].end > start:
             k -= 1
-        same: set[int] = set()
+        same: set[Block] = set()
         while k < len(self._rests) and self._rests[k].start < end:
             rest = self._rests.pop(k)
             old = rest.block
@@ -146,7 +151,7 @@ class Blocks:
             kept = [rest._replace(start=a, end=b) for a, b in parts if a < b]
             self._rests[k:k] = kept
             k += len(kept)
-            same.add(id(old))
+            same.add(old)
             first = max(rest.start, start) - old.address
             last = min(rest.end, end) - old.address
             yield from ((m, first, last) for m in self._conflicts(old, stream))
@@ -158,20 +163,14 @@ class Blocks:
             return old.hazards()
         return () if old.uses == {stream} else (old.memory,)
 
-    def _possibly_taken(self, block: Block, same: set[int]) -> Iterator[Bytes]:
+    def _possibly_taken(self, block: Block, same: set[Block]) -> Iterator[Bytes]:
         """Yield bytes of blocks elsewhere that the allocator could have given."""
         for old in list(self._loose):
-            is_loose = id(old) not in same
-            fits = block.nbytes <= old.nbytes and (old.stream, old.pool) == (
-                block.stream,
-                block.pool,
-            )
-            is_same_size = (block.nbytes <= SMALL_NBYTES) == (old.nbytes <= SMALL_NBYTES)
-            was_free = old.serial < block.serial
-            if is_loose and not (fits and is_same_size and was_free):
-                continue
-            self._loose.remove(old)
-            if is_loose:
+            fits = block.nbytes <= old.nbytes and block.pool_key == old.pool_key
+            if old in same:
+                self._loose.remove(old)
+            elif fits and old.serial < block.serial:
+                self._loose.remove(old)
                 yield from ((shadow, 0, block.nbytes) for shadow in old.hazards())
 
 
