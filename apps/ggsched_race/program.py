@@ -64,14 +64,11 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
 def _ended_by(error: BaseException, has_begun: bool) -> int:
     """Say why a program has ended, as Python does; return its exit code."""
     match error:
-        case RecordedAlready():
-            write_err(f"ggsched race: {error.one_line()}\n")
-            return error.exit_code
         case SystemExit():
             return _code(error.code)
         case KeyboardInterrupt():
             return INTERRUPTED
-        case GgschedError() if not has_begun:
+        case GgschedError() if not has_begun or isinstance(error, RecordedAlready):
             write_err(f"ggsched race: {error.one_line()}\n")
             return error.exit_code
     traceback.print_exception(type(error), error, _without_own(error.__traceback__))

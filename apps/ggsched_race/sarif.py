@@ -1,12 +1,11 @@
 """Findings as SARIF 2.1.0, for code hosts."""
 
 import os
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 
 from ggsched import __version__
-from ggsched_race.call_sites import Frame, Stack
+from ggsched_race.call_sites import Frame
 from ggsched_race.report import RaceFinding, RaceReport
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -44,14 +43,10 @@ def _result(finding: RaceFinding, rule: int) -> dict[str, Any]:
         "locations": [_location(f) for f in place[:1]],
         "partialFingerprints": {"stacks/v1": _fingerprint(finding)},
     }
-    related = [_location(stack[0], k) for k, stack in enumerate(_filled(others))]
+    related = [_location(stack[0], k) for k, stack in enumerate(s for s in others if s)]
     result |= {"relatedLocations": related} if related else {}
     threads = [flow for flow in flows if flow["locations"]]
     return result | ({"codeFlows": [{"threadFlows": threads}]} if threads else {})
-
-
-def _filled(stacks: Sequence[Stack]) -> list[Stack]:
-    return [stack for stack in stacks if stack]
 
 
 def _location(frame: Frame, number: int | None = None) -> dict[str, Any]:

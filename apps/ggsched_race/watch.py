@@ -59,21 +59,6 @@ class Watched:
             self._recorder.engine_done(engine)
 
 
-def import_torch() -> Any:
-    """Return the package ``torch``.
-
-    Raises:
-        BackendUnavailable: it is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendUnavailable(
-            "the package torch is missing", hint="pip install 'ggsched[torch]'"
-        ) from error
-    return torch
-
-
 @contextmanager
 def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
     """Record the calling thread, and threads that begin meanwhile, into a journal.
@@ -95,27 +80,22 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
         raise RecordedAlready(
             "the program is recorded already", where=f"watch({name!r})", hint=hint
         )
-    try:
-        with _recorder_into(out, name, rows, simulate) as recorder:
-            yield recorder
-    finally:
-        _under_way.release()
-
-
-@contextmanager
-def _recorder_into(out: BinaryIO, name: str, rows: bool, simulate: bool) -> Iterator["Recorder"]:
-    torch = import_torch()
-    if not simulate and not torch.cuda.is_available():
-        raise BackendUnavailable(
-            "PyTorch finds no GPU", hint="--simulate, or simulate=True, needs none"
-        )
-    from ggsched_race.pytorch import Recorder
-    from ggsched_race.pytorch_hooks import recorded
-    from ggsched_race.real_cuda import RealCuda
-    from ggsched_race.simulation import simulated
-
-    recording = Recording(out, name)
     with ExitStack() as stack:
+        stack.callback(_under_way.release)
+        try:
+            import torch
+        except ImportError as error:
+            hint = "pip install 'ggsched[torch]'"
+            raise BackendUnavailable("the package torch is missing", hint=hint) from error
+        if not simulate and not torch.cuda.is_available():
+            hint = "--simulate, or simulate=True, needs none"
+            raise BackendUnavailable("PyTorch finds no GPU", hint=hint)
+        from ggsched_race.pytorch import Recorder
+        from ggsched_race.pytorch_hooks import recorded
+        from ggsched_race.real_cuda import RealCuda
+        from ggsched_race.simulation import simulated
+
+        recording = Recording(out, name)
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
         recorder = Recorder(recording, platform, rows)
         stack.enter_context(recorded(recorder))
