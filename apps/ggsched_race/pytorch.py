@@ -392,9 +392,7 @@ class Recorder:
         memories = [
             {m for m, _, _ in self.bytes_of(t, actor)[0]} for t in (*ids, args[chosen.table])
         ]
-        kept = [
-            stored(a) if i != chosen.table else _Rank(len(table.sizes)) for i, a in enumerate(args)
-        ]
+        kept = stored(args)
 
         def choose() -> list[Run] | None:
             with self.reading():
@@ -525,41 +523,30 @@ class _Work:
         )  # fmt: skip
 
 
-class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Hands each op of its thread to a recorder."""
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+    """Hands each op of its thread to ``Recorder.op``, or to ``Platform.run`` without a record."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Return False: the compiler is not loaded, and not asked at each op."""
         return False
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._call = call
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record an op; an op of a wrapper is recorded by the ops that it consists of."""
+        """Call an op; an op of a wrapper is left to the ops that it consists of."""
         if any(_is_wrapper(t) for t in types):
             return NotImplemented
-        return self._recorder.op(func, args, kwargs or {})
+        return self._call(func, args, kwargs or {})
 
 
 def _is_wrapper(kind: type) -> bool:
     """Whether tensors of a class consist of others, as distributed and nested ones do."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
-
-
-class _Rank:
-    """Stands for a table of which only the number of dimensions is asked."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return self._rank
 
 
 def _text(tensor: Any) -> str:
