@@ -116,7 +116,6 @@ class RaceReport(msgspec.Struct, frozen=True):
     """What is wrong with a recorded program.
 
     Attributes:
-        name: Of the program.
         records: Number of records.
         findings: What is wrong, each pair of calls once.
         suppressed: Number of findings that patterns exclude.

@@ -45,8 +45,6 @@ class Watched:
 
         Args:
             label: Its name.
-            reads: Tensors that it reads.
-            writes: Tensors that it writes.
             engine: Name of what does it beside all streams, such as an adapter of a network, one
                 thing after the other; "" is the calling thread's stream.
         """
@@ -67,9 +65,7 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
 
     Args:
         out: The journal.
-        name: Of the program.
         rows: Whether ids are read, so that the rows that they choose are known.
-        simulate: Whether CUDA is simulated.
 
     Raises:
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
@@ -133,7 +129,7 @@ def watch(
         What has the report, after the block.
 
     Raises:
-        RaceFound: something is wrong.
+        RaceFound: something is wrong; names the first finding and counts the others.
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
         UsageError: the program is recorded already, by another block or by ``ggsched race``.
 
@@ -157,25 +153,14 @@ def watch(
         watched.trace = trace_of_journal(out.getvalue())
         if trace is not None:
             write_bytes(trace, watched.trace)
-        watched.report = check_program(
+        report = watched.report = check_program(
             watched.trace, name, advice=advice, suppressions=suppressions
         )
-    if raises:
-        raise_if_findings(watched.report)
-
-
-def raise_if_findings(report: RaceReport) -> None:
-    """Raise if anything is wrong.
-
-    Raises:
-        RaceFound: names the first finding and counts the others.
-    """
-    if report.is_clean:
-        return
-    first, more = report.findings[0], len(report.findings) - 1
-    what = f"{first.what}, and {report.least}{more} more" if more else first.what
-    details = report.to_text().splitlines()
-    raise RaceFound(what, where=report.name, hint=first.mend, details=details)
+    if raises and not report.is_clean:
+        first, more = report.findings[0], len(report.findings) - 1
+        what = f"{first.what}, and {report.least}{more} more" if more else first.what
+        details = report.to_text().splitlines()
+        raise RaceFound(what, where=report.name, hint=first.mend, details=details)
 
 
 def read_suppressions(path: str) -> tuple[str, ...]:
