@@ -193,8 +193,7 @@ class TracedArray(np.ndarray[Any, Any]):
         found = [*_nested(args), *_nested(list(kwargs.values()))]
         reads = [x for x in found if all(x is not w for w in writes)]
         self._report(f"numpy {func.__name__}", reads, writes)
-        plain = _unwrapped(args), {k: _unwrapped(v) for k, v in kwargs.items()}
-        return func(*plain[0], **plain[1])
+        return func(*_unwrapped(args), **{k: _unwrapped(v) for k, v in kwargs.items()})
 
     def __reduce__(self) -> Any:
         return self._whole("pickle").__reduce__()

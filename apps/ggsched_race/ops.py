@@ -85,10 +85,7 @@ class Table(NamedTuple):
 
     def rows(self, chosen: Sequence[tuple[int, Any]], is_gather: bool) -> Runs:
         """Return the bytes of the rows, or of the elements, that ids choose."""
-        ids = {
-            d: np.where(i < 0, i + self.sizes[d], i)
-            for d, i in ((d, np.asarray(i)) for d, i in chosen)
-        }
+        ids = {d: np.where(i < 0, i + self.sizes[d], i) for d, i in chosen}
         if any(i.size and (i.min() < 0 or i.max() >= self.sizes[d]) for d, i in ids.items()):
             return Runs([])  # the op itself fails
         parts = [(i, self.strides[d]) for d, i in ids.items()]

@@ -93,9 +93,7 @@ def _code(code: object) -> int:
 
 
 def _without_own(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_next is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith((*_OWN, "<frozen runpy>", "<")):
-            break
+    while tb and tb.tb_next and tb.tb_frame.f_code.co_filename.startswith((*_OWN, "<")):
         tb = tb.tb_next
     return tb
 

@@ -20,7 +20,7 @@ from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
-from ggsched_race.recording import HOST, Bytes, Recording, RowChooser
+from ggsched_race.recording import HOST, Bytes, Recording, RowChooser, StreamKey
 
 _runs: Final = lru_cache(1 << 14)(strided_runs)
 
@@ -37,10 +37,10 @@ class Platform(Protocol):
     def is_pinned(self, tensor: Any) -> bool:
         """Whether a device can access a tensor of the host."""
 
-    def stream(self, device: int | None) -> tuple[int, int]:
+    def stream(self, device: int | None) -> StreamKey:
         """Return the key of the calling thread's stream; None is for its device."""
 
-    def key_of(self, stream: Any) -> tuple[int, int]:
+    def key_of(self, stream: Any) -> StreamKey:
         """Return the key of a stream object."""
 
     def is_blocking(self, stream: Any) -> bool:
@@ -411,14 +411,13 @@ class Recorder:
         if not self.is_enabled or self.host.is_empty:
             return
         with self.recording.lock:
-            spans = [
+            read, written = (
                 [s for a in arrays for s in self.host.bytes_at(*array_runs(a))]
                 for arrays in (reads, writes)
-            ]
-            self.host.written(spans[1])
-            if spans[0] or spans[1]:
-                at = self.recording.sites.here()
-                self.recording.work(HOST, name, spans[0], spans[1], at)
+            )
+            self.host.written(written)
+            if read or written:
+                self.recording.work(HOST, name, read, written, self.recording.sites.here())
 
     def host_read(self, name: str, tensor: Any) -> None:
         """Record that the host reads a tensor outside the dispatcher."""

@@ -388,10 +388,8 @@ def trace_of_journal(journal: bytes) -> bytes:
             try:
                 found = decode(line)
             except msgspec.DecodeError as error:
-                where = f"journal:{number}"
-                raise UsageError(
-                    "not a journal of a race run", where=where, why=str(error)
-                ) from error
+                what, where = "not a journal of a race run", f"journal:{number}"
+                raise UsageError(what, where=where, why=str(error)) from error
             name = found.get("name", name)
             actors += [found["new_actor"]] if "new_actor" in found else []
             sites += [found["frames"]] if "site" in found else []
