@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,13 +36,11 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 
 def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
     """Let compiled functions run op by op; the compiler is not loaded for it."""
-    is_set: list[bool] = []
     compiled = torch.compile
 
+    @cache
     def run_eagerly() -> None:
-        if not is_set:
-            is_set.append(True)
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
 
     def compile_later(*args: Any, **kwargs: Any) -> Any:
         run_eagerly()

@@ -80,8 +80,8 @@ class Recording:
         self._site_names: dict[int, str] = {}
         self._stacks: dict[int, Stack] = {}
         self._blocking: set[int] = set()
-        self._has_news: dict[int, int] = {}
-        self._heard: dict[tuple[int, int], int] = {}
+        self._work_counts: dict[int, int] = {}
+        self._ordered_counts: dict[tuple[int, int], int] = {}
         self._memories, self._event_ids = count(), count()
         self._events: dict[object, int] = {}
         self._capturing: dict[int, _Graph] = {}
@@ -161,9 +161,9 @@ class Recording:
         """Order the legacy default stream and blocking streams with each other, as CUDA does."""
         defaults = [a for key, a in self._actors.items() if isinstance(key, tuple) and not key[1]]
         for other in self._blocking if actor in defaults else defaults:
-            news = self._has_news.get(other, 0)
-            if other != actor and news != self._heard.get((actor, other), 0):
-                self._heard[actor, other] = news
+            works = self._work_counts.get(other, 0)
+            if other != actor and works != self._ordered_counts.get((actor, other), 0):
+                self._ordered_counts[actor, other] = works
                 event = next(self._event_ids)
                 self._emit({"type": "record", "actor": other, "event": event, "by": HOST})
                 self._emit({"type": "wait", "actor": actor, "event": event, "by": HOST})
@@ -220,7 +220,7 @@ class Recording:
         """
         if stream in self._blocking and len(self._blocking) > 1:
             self._follow_legacy_rule(stream)
-        self._has_news[stream] = self._has_news.get(stream, 0) + 1
+        self._work_counts[stream] = self._work_counts.get(stream, 0) + 1
         entry: Entry = {"type": "work", "actor": stream, "label": label, "at": at}
         if stream != HOST:
             entry["by"] = HOST
