@@ -75,13 +75,17 @@ def race(
     until then is reported.
     """
     from ggsched_race.html_page import to_html
-    from ggsched_race.report import check_program
+    from ggsched_race.report import RaceReport, check_program
     from ggsched_race.sarif import to_sarif
     from ggsched_race.watch import read_suppressions
 
     refuse_overwriting(click.get_current_context())
-    outputs = (output, "the trace"), (sarif, "the SARIF log"), (html, "the page")
-    for path, what in outputs:  # a path that cannot be written must not cost the run
+    outputs: tuple[tuple[str | None, str, Callable[[bytes, RaceReport], bytes]], ...] = (
+        (output, "the trace", lambda data, _: data),
+        (sarif, "the SARIF log", lambda _, report: msgspec.json.encode(to_sarif(report))),
+        (html, "the page", lambda _, report: to_html(report).encode()),
+    )
+    for path, what, _ in outputs:  # a path that cannot be written must not cost the run
         check_writable(path, what)
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
@@ -105,15 +109,10 @@ def race(
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:
         write_out(report.to_text())
-    made: tuple[Callable[[], bytes], ...] = (
-        lambda: data,
-        lambda: msgspec.json.encode(to_sarif(report)),
-        lambda: to_html(report).encode(),
-    )
-    for (path, what), content in zip(outputs, made, strict=True):
+    for path, what, content in outputs:
         if path is not None:
             with output_file(path, what) as file:
-                file.write(content())
+                file.write(content(data, report))
     return code if report.is_clean else _FINDING
 
 

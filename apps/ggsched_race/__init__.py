@@ -10,5 +10,5 @@
   ``simulation`` puts streams, events, allocator and graphs on CPU tensors behind the same hooks.
 * ``report`` turns findings of ``ggsched.sanitize`` into words of PyTorch.
 
-Only ``pytorch``, ``simulation`` and ``simulated_cuda`` import PyTorch, when they are first used.
+Modules that import PyTorch are imported when a recording begins.
 """

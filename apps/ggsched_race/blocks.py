@@ -22,7 +22,7 @@ from ggsched_race.recording import Bytes
 
 SMALL_NBYTES: Final = 1 << 20
 """Up to here the caching allocator of PyTorch serves from the pool of small blocks."""
-_LOOSE: Final = 256
+_MAX_CANDIDATES: Final = 256
 
 
 class Block:
@@ -56,12 +56,17 @@ class Block:
         self.shadows: dict[int, int] = {}
         self.is_fresh = True
 
+    @property
+    def pool_key(self) -> tuple[object, ...]:
+        """What the allocator chooses a list of free blocks by."""
+        return self.stream, self.pool, self.nbytes <= SMALL_NBYTES
+
     def hazards(self) -> list[int]:
         """Return the shadows of streams that the allocator does not know of."""
         return [shadow for s, shadow in self.shadows.items() if s not in self.recorded]
 
 
-class _Rest(NamedTuple):
+class _FreedPart(NamedTuple):
     """A part of a freed block that has not been given out again."""
 
     start: int
@@ -81,8 +86,8 @@ class Blocks:
     def __init__(self, add_memory: Callable[[Block, Any, bool], int]) -> None:
         self._add_memory = add_memory
         self._live: dict[int, Block] = {}
-        self._rests: list[_Rest] = []
-        self._loose: list[Block] = []
+        self._freed_parts: list[_FreedPart] = []
+        self._candidates: list[Block] = []  # freed; a block elsewhere may be cut from them
         self._serial = 0
 
     def allocated(
@@ -112,9 +117,10 @@ class Blocks:
         if block.uses:
             self._serial += 1
             block.serial = self._serial
-            insort(self._rests, _Rest(address, address + block.nbytes, self._serial, block))
+            part = _FreedPart(address, address + block.nbytes, self._serial, block)
+            insort(self._freed_parts, part)
             if block.hazards() and block.stream is not None:
-                self._loose = [*self._loose[-_LOOSE:], block]
+                self._candidates = [*self._candidates[-_MAX_CANDIDATES:], block]
         return block
 
     def touch(
@@ -135,20 +141,20 @@ class Blocks:
 
     def _taken(self, block: Block, stream: int) -> Iterator[Bytes]:
         start, end = block.address, block.address + block.nbytes
-        k = bisect_left(self._rests, (start,))
-        while k and self._rests[k - 1].end > start:
+        k = bisect_left(self._freed_parts, (start,))
+        while k and self._freed_parts[k - 1].end > start:
             k -= 1
-        same: set[int] = set()
-        while k < len(self._rests) and self._rests[k].start < end:
-            rest = self._rests.pop(k)
-            old = rest.block
-            parts = [(rest.start, min(rest.end, start)), (max(rest.start, end), rest.end)]
-            kept = [rest._replace(start=a, end=b) for a, b in parts if a < b]
-            self._rests[k:k] = kept
+        same: set[Block] = set()
+        while k < len(self._freed_parts) and self._freed_parts[k].start < end:
+            part = self._freed_parts.pop(k)
+            old = part.block
+            parts = [(part.start, min(part.end, start)), (max(part.start, end), part.end)]
+            kept = [part._replace(start=a, end=b) for a, b in parts if a < b]
+            self._freed_parts[k:k] = kept
             k += len(kept)
-            same.add(id(old))
-            first = max(rest.start, start) - old.address
-            last = min(rest.end, end) - old.address
+            same.add(old)
+            first = max(part.start, start) - old.address
+            last = min(part.end, end) - old.address
             yield from ((m, first, last) for m in self._conflicts(old, stream))
         yield from self._possibly_taken(block, same)
 
@@ -158,20 +164,14 @@ class Blocks:
             return old.hazards()
         return () if old.uses == {stream} else (old.memory,)
 
-    def _possibly_taken(self, block: Block, same: set[int]) -> Iterator[Bytes]:
+    def _possibly_taken(self, block: Block, same: set[Block]) -> Iterator[Bytes]:
         """Yield bytes of blocks elsewhere that the allocator could have given."""
-        for old in list(self._loose):
-            is_loose = id(old) not in same
-            fits = block.nbytes <= old.nbytes and (old.stream, old.pool) == (
-                block.stream,
-                block.pool,
-            )
-            is_same_size = (block.nbytes <= SMALL_NBYTES) == (old.nbytes <= SMALL_NBYTES)
-            was_free = old.serial < block.serial
-            if is_loose and not (fits and is_same_size and was_free):
-                continue
-            self._loose.remove(old)
-            if is_loose:
+        for old in list(self._candidates):
+            fits = block.nbytes <= old.nbytes and block.pool_key == old.pool_key
+            if old in same:
+                self._candidates.remove(old)
+            elif fits and old.serial < block.serial:
+                self._candidates.remove(old)
                 yield from ((shadow, 0, block.nbytes) for shadow in old.hazards())
 
 

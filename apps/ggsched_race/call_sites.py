@@ -72,10 +72,9 @@ class CallSites:
             return self.outside
         known = self._numbers.get(tuple(key))
         if known is None:
-            stack = _stack(key)
-            known = self._numbers[tuple(key)] = self._stacks.get(stack, len(self._stacks))
-            if stack not in self._stacks:
-                self._stacks[stack] = known
+            stack, new = _stack(key), len(self._stacks)
+            known = self._numbers[tuple(key)] = self._stacks.setdefault(stack, new)
+            if known == new:
                 self._added(known, stack)
         return known
 

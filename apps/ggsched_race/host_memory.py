@@ -130,6 +130,15 @@ def array_runs(array: np.ndarray[Any, Any]) -> tuple[int, list[Run]]:
     return low, strided_runs(array.shape, strides, 0, size).runs
 
 
+def _reading(method: str) -> Any:
+    """Return a method of ``TracedArray`` that reports a read of all, and calls the plain one."""
+
+    def read(self: "TracedArray", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._whole(method.strip("_")), method)(*args, **kwargs)
+
+    return read
+
+
 class TracedArray(np.ndarray[Any, Any]):
     """An array on pinned memory whose accesses are reported; so are those of its views.
 
@@ -184,8 +193,7 @@ class TracedArray(np.ndarray[Any, Any]):
         found = [*_nested(args), *_nested(list(kwargs.values()))]
         reads = [x for x in found if all(x is not w for w in writes)]
         self._report(f"numpy {func.__name__}", reads, writes)
-        plain = _unwrapped(args), {k: _unwrapped(v) for k, v in kwargs.items()}
-        return func(*plain[0], **plain[1])
+        return func(*_unwrapped(args), **{k: _unwrapped(v) for k, v in kwargs.items()})
 
     def __reduce__(self) -> Any:
         return self._whole("pickle").__reduce__()
@@ -193,47 +201,22 @@ class TracedArray(np.ndarray[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
-    def __repr__(self) -> str:
-        return repr(self._whole("repr"))
-
-    def __float__(self) -> float:
-        return float(self._whole("float"))
-
-    def __int__(self) -> int:
-        return int(self._whole("int"))
-
-    def __bool__(self) -> bool:
-        return bool(self._whole("bool"))
-
     def fill(self, value: Any) -> None:
         """Set all elements."""
         self._report("numpy fill", (), [self])
         super().fill(value)
 
-    def copy(self, order: Any = "C") -> Any:
-        """Return a plain array of the same elements."""
-        return self._whole("copy").copy(order)
-
-    def astype(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a plain array of another type."""
-        return self._whole("astype").astype(*args, **kwargs)
-
-    def tolist(self) -> Any:
-        """Return the elements in lists."""
-        return self._whole("tolist").tolist()
-
-    def item(self, *args: Any) -> Any:
-        """Return an element."""
-        return self._whole("item").item(*args)
-
-    def tobytes(self, order: Any = "C") -> bytes:
-        """Return the elements' bytes."""
-        return self._whole("tobytes").tobytes(order)
-
     def _whole(self, name: str) -> np.ndarray[Any, Any]:
         """Report a read of all; return the same as a plain array."""
         self._report(f"numpy {name}", [self])
         return self.view(np.ndarray)
+
+    __repr__, __float__, __int__, __bool__ = map(
+        _reading, ("__repr__", "__float__", "__int__", "__bool__")
+    )
+    copy, astype, tolist, item, tobytes = map(
+        _reading, ("copy", "astype", "tolist", "item", "tobytes")
+    )
 
 
 def _traced(values: Iterable[Any]) -> Iterator[TracedArray]:

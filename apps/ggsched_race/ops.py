@@ -51,12 +51,10 @@ def _several(args: Sequence[Any], read: Callable[[Any], Any]) -> list[tuple[int,
     for ids in args[1]:
         if ids is None:
             dim += 1
-        elif ids.dtype in (torch.bool, torch.uint8):
-            for part in np.nonzero(read(ids)):
-                found.append((dim, part))
-                dim += 1
-        else:
-            found.append((dim, read(ids)))
+            continue
+        is_mask = ids.dtype in (torch.bool, torch.uint8)
+        for part in np.nonzero(read(ids)) if is_mask else (read(ids),):
+            found.append((dim, part))
             dim += 1
     return found
 
@@ -87,10 +85,7 @@ class Table(NamedTuple):
 
     def rows(self, chosen: Sequence[tuple[int, Any]], is_gather: bool) -> Runs:
         """Return the bytes of the rows, or of the elements, that ids choose."""
-        ids = {
-            d: np.where(i < 0, i + self.sizes[d], i)
-            for d, i in ((d, np.asarray(i)) for d, i in chosen)
-        }
+        ids = {d: np.where(i < 0, i + self.sizes[d], i) for d, i in chosen}
         if any(i.size and (i.min() < 0 or i.max() >= self.sizes[d]) for d, i in ids.items()):
             return Runs([])  # the op itself fails
         parts = [(i, self.strides[d]) for d, i in ids.items()]
@@ -138,12 +133,9 @@ class Op(NamedTuple):
         self, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Iterator[tuple[int, Any, bool]]:
         """Yield (position, tensor, whether it is written) of all tensors."""
-        for i, value in enumerate(args):
+        named = [(self.names.index(n), v) for n, v in kwargs.items() if n in self.names]
+        for i, value in (*enumerate(args), *named):
             yield from ((i, t, self.writes[i]) for t in tensors_in(value))
-        for name, value in kwargs.items():
-            if name in self.names:
-                i = self.names.index(name)
-                yield from ((i, t, self.writes[i]) for t in tensors_in(value))
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
@@ -187,6 +179,10 @@ class StoredView:
     def __init__(self, tensor: Any) -> None:
         self._storage = weakref.ref(tensor.untyped_storage())
         self._table, self.dtype = table_of(tensor), tensor.dtype
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._table.sizes)
 
     def tensor(self) -> Any:
         """Return the view.

@@ -1,6 +1,5 @@
 """Attributes of modules and classes that are replaced for a while."""
 
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -21,12 +20,7 @@ class Patches:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         while self._undo:
             owner, name, is_own, value = self._undo.pop()
             if is_own:

@@ -64,14 +64,11 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
 def _ended_by(error: BaseException, has_begun: bool) -> int:
     """Say why a program has ended, as Python does; return its exit code."""
     match error:
-        case RecordedAlready():
-            write_err(f"ggsched race: {error.one_line()}\n")
-            return error.exit_code
         case SystemExit():
             return _code(error.code)
         case KeyboardInterrupt():
             return INTERRUPTED
-        case GgschedError() if not has_begun:
+        case GgschedError() if not has_begun or isinstance(error, RecordedAlready):
             write_err(f"ggsched race: {error.one_line()}\n")
             return error.exit_code
     traceback.print_exception(type(error), error, _without_own(error.__traceback__))
@@ -96,9 +93,7 @@ def _code(code: object) -> int:
 
 
 def _without_own(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_next is not None:
-        if not tb.tb_frame.f_code.co_filename.startswith((*_OWN, "<frozen runpy>", "<")):
-            break
+    while tb and tb.tb_next and tb.tb_frame.f_code.co_filename.startswith((*_OWN, "<")):
         tb = tb.tb_next
     return tb
 

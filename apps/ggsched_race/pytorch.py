@@ -20,7 +20,7 @@ from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
-from ggsched_race.recording import HOST, Bytes, Recording, RowChooser
+from ggsched_race.recording import HOST, Bytes, Recording, RowChooser, StreamKey
 
 _runs: Final = lru_cache(1 << 14)(strided_runs)
 
@@ -37,10 +37,10 @@ class Platform(Protocol):
     def is_pinned(self, tensor: Any) -> bool:
         """Whether a device can access a tensor of the host."""
 
-    def stream(self, device: int | None) -> tuple[int, int]:
+    def stream(self, device: int | None) -> StreamKey:
         """Return the key of the calling thread's stream; None is for its device."""
 
-    def key_of(self, stream: Any) -> tuple[int, int]:
+    def key_of(self, stream: Any) -> StreamKey:
         """Return the key of a stream object."""
 
     def is_blocking(self, stream: Any) -> bool:
@@ -392,9 +392,7 @@ class Recorder:
         memories = [
             {m for m, _, _ in self.bytes_of(t, actor)[0]} for t in (*ids, args[chosen.table])
         ]
-        kept = [
-            stored(a) if i != chosen.table else _Rank(len(table.sizes)) for i, a in enumerate(args)
-        ]
+        kept = stored(args)
 
         def choose() -> list[Run] | None:
             with self.reading():
@@ -413,14 +411,13 @@ class Recorder:
         if not self.is_enabled or self.host.is_empty:
             return
         with self.recording.lock:
-            spans = [
+            read, written = (
                 [s for a in arrays for s in self.host.bytes_at(*array_runs(a))]
                 for arrays in (reads, writes)
-            ]
-            self.host.written(spans[1])
-            if spans[0] or spans[1]:
-                at = self.recording.sites.here()
-                self.recording.work(HOST, name, spans[0], spans[1], at)
+            )
+            self.host.written(written)
+            if read or written:
+                self.recording.work(HOST, name, read, written, self.recording.sites.here())
 
     def host_read(self, name: str, tensor: Any) -> None:
         """Record that the host reads a tensor outside the dispatcher."""
@@ -525,41 +522,30 @@ class _Work:
         )  # fmt: skip
 
 
-class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Hands each op of its thread to a recorder."""
+class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
+    """Hands each op of its thread to ``Recorder.op``, or to ``Platform.run`` without a record."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Return False: the compiler is not loaded, and not asked at each op."""
         return False
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, call: Callable[[Any, Sequence[Any], dict[str, Any]], Any]) -> None:
         super().__init__()
-        self._recorder = recorder
+        self._call = call
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Record an op; an op of a wrapper is recorded by the ops that it consists of."""
+        """Call an op; an op of a wrapper is left to the ops that it consists of."""
         if any(_is_wrapper(t) for t in types):
             return NotImplemented
-        return self._recorder.op(func, args, kwargs or {})
+        return self._call(func, args, kwargs or {})
 
 
 def _is_wrapper(kind: type) -> bool:
     """Whether tensors of a class consist of others, as distributed and nested ones do."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
-
-
-class _Rank:
-    """Stands for a table of which only the number of dimensions is asked."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return self._rank
 
 
 def _text(tensor: Any) -> str:

@@ -4,13 +4,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch.cuda import _gpu_trace
 
 from ggsched_race.patches import Patches
-from ggsched_race.pytorch import Recorder, RecordingMode
+from ggsched_race.pytorch import DispatchMode, Recorder
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_backward(patches, recorder)
         _patch_threads(patches, recorder)
         _run_compiled_eagerly(patches, stack)
-        stack.enter_context(RecordingMode(recorder))
+        stack.enter_context(DispatchMode(recorder.op))
         try:
             yield
         finally:
@@ -35,13 +36,11 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 
 def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
     """Let compiled functions run op by op; the compiler is not loaded for it."""
-    is_set: list[bool] = []
     compiled = torch.compile
 
+    @cache
     def run_eagerly() -> None:
-        if not is_set:
-            is_set.append(True)
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
 
     def compile_later(*args: Any, **kwargs: Any) -> Any:
         run_eagerly()
@@ -58,13 +57,15 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
     """Register with the hooks of PyTorch's own sanitizer."""
     recording = recorder.recording
 
-    def key_of(handle: int) -> int:
-        device = recorder.platform.stream(None)[0]
-        return recording.stream((device, handle))
+    def device() -> int:
+        return recorder.platform.stream(None)[0]
+
+    def actor_of(handle: int) -> int:
+        return recording.stream((device(), handle))
 
     def ordered(record: Callable[..., None]) -> Callable[..., None]:
         def called(event: int, stream: int) -> None:
-            at, actor = recording.sites.here(), key_of(stream)
+            at, actor = recording.sites.here(), actor_of(stream)
             recorder.after(lambda _: record(event, actor, at))
 
         return called
@@ -76,13 +77,10 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
         (_gpu_trace.EventWaitCallbacks, ordered(recording.wait)),
         (_gpu_trace.MemoryAllocationCallbacks, recorder.allocated),
         (_gpu_trace.MemoryDeallocationCallbacks, recorder.freed),
-        (
-            _gpu_trace.DeviceSynchronizationCallbacks,
-            lambda: recorder.sync(device=recorder.platform.stream(None)[0]),
-        ),
+        (_gpu_trace.DeviceSynchronizationCallbacks, lambda: recorder.sync(device=device())),
         (
             _gpu_trace.StreamSynchronizationCallbacks,
-            lambda stream: recorder.sync(streams=[key_of(stream)]),
+            lambda stream: recorder.sync(streams=[actor_of(stream)]),
         ),
         (
             _gpu_trace.EventSynchronizationCallbacks,
@@ -228,7 +226,7 @@ def _patch_threads(patches: Patches, recorder: Recorder) -> None:
         if not recorder.is_enabled:
             run(thread)
             return
-        with RecordingMode(recorder):
+        with DispatchMode(recorder.op):
             run(thread)
 
     patches.set(threading.Thread, "_bootstrap_inner", bootstrap)

@@ -31,10 +31,9 @@ class RealCuda:
 
     def stream(self, device: int | None) -> StreamKey:
         """Return the key of the calling thread's stream."""
-        if device is None:
-            device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
         if not torch.cuda.is_initialized():
-            return device, 0
+            return device or 0, 0
+        device = torch.cuda.current_device() if device is None else device
         return device, torch._C._cuda_getCurrentRawStream(device)
 
     def key_of(self, stream: Any) -> StreamKey:

@@ -10,7 +10,7 @@ the records. ``trace_of_journal`` puts them there, also where the program ended 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, count
 from time import perf_counter
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -80,8 +80,8 @@ class Recording:
         self._site_names: dict[int, str] = {}
         self._stacks: dict[int, Stack] = {}
         self._blocking: set[int] = set()
-        self._has_news: dict[int, int] = {}
-        self._heard: dict[tuple[int, int], int] = {}
+        self._work_counts: dict[int, int] = {}
+        self._ordered_counts: dict[tuple[int, int], int] = {}
         self._memories, self._event_ids = count(), count()
         self._events: dict[object, int] = {}
         self._capturing: dict[int, _Graph] = {}
@@ -157,19 +157,16 @@ class Recording:
             key = f"engine {name}"
             return self._actors.get(key) or self._add_actor(key, name, "stream", "", -1)
 
-    def _follow_legacy_rule(self, actor: int, is_default: bool) -> None:
+    def _follow_legacy_rule(self, actor: int) -> None:
         """Order the legacy default stream and blocking streams with each other, as CUDA does."""
-        for other in self._blocking if is_default else self._default_of(actor):
-            news = self._has_news.get(other, 0)
-            if other != actor and news != self._heard.get((actor, other), 0):
-                self._heard[actor, other] = news
+        defaults = [a for key, a in self._actors.items() if isinstance(key, tuple) and not key[1]]
+        for other in self._blocking if actor in defaults else defaults:
+            works = self._work_counts.get(other, 0)
+            if other != actor and works != self._ordered_counts.get((actor, other), 0):
+                self._ordered_counts[actor, other] = works
                 event = next(self._event_ids)
                 self._emit({"type": "record", "actor": other, "event": event, "by": HOST})
                 self._emit({"type": "wait", "actor": actor, "event": event, "by": HOST})
-
-    def _default_of(self, actor: int) -> Iterable[int]:
-        defaults = (a for key, a in self._actors.items() if isinstance(key, tuple) and not key[1])
-        return list(defaults) if actor in self._blocking else ()
 
     # --- memory and work --------------------------------------------------------------------------
 
@@ -222,8 +219,8 @@ class Recording:
             views: (memory, shape and type, strides, offset) of tensors that are part of theirs.
         """
         if stream in self._blocking and len(self._blocking) > 1:
-            self._follow_legacy_rule(stream, any(a == stream for a in self._default_of(stream)))
-        self._has_news[stream] = self._has_news.get(stream, 0) + 1
+            self._follow_legacy_rule(stream)
+        self._work_counts[stream] = self._work_counts.get(stream, 0) + 1
         entry: Entry = {"type": "work", "actor": stream, "label": label, "at": at}
         if stream != HOST:
             entry["by"] = HOST
@@ -391,10 +388,8 @@ def trace_of_journal(journal: bytes) -> bytes:
             try:
                 found = decode(line)
             except msgspec.DecodeError as error:
-                where = f"journal:{number}"
-                raise UsageError(
-                    "not a journal of a race run", where=where, why=str(error)
-                ) from error
+                what, where = "not a journal of a race run", f"journal:{number}"
+                raise UsageError(what, where=where, why=str(error)) from error
             name = found.get("name", name)
             actors += [found["new_actor"]] if "new_actor" in found else []
             sites += [found["frames"]] if "site" in found else []

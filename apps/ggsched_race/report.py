@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from textwrap import wrap
-from typing import Any, Final, Literal
+from textwrap import fill
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,10 +14,10 @@ from ggsched.sanitize.races import MAX_RACES
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.report import Touch
 from ggsched.trace.export import read_trace
-from ggsched.trace.schema import Record, Sync, Trace
+from ggsched.trace.schema import Record, Sync, Trace, Wait
 from ggsched.units import seconds_text
 from ggsched_race.call_sites import Stack
-from ggsched_race.trace_notes import Notes, Tensor, read_notes
+from ggsched_race.trace_notes import Notes, read_notes
 
 WIDTH: Final = 100
 _FRAMES: Final = 6
@@ -26,6 +26,8 @@ _ORDERS: Final = {
     "WAR": ("write after read", "the write", "the read"),
     "WAW": ("write after write", "the second write", "the first write"),
 }
+
+_KINDS: Final = {Sync: "wait of the host", Record: "event recorded", Wait: "wait"}
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -88,8 +90,7 @@ class RaceFinding(msgspec.Struct, frozen=True):
         lines += [f"  {line}" for side in self.sides for line in side.to_lines()]
         lines += [f"  mend: {self.mend}"] if self.mend else []
         lines += [f"  the same two calls race {least}{self.times} times"] if self.times > 1 else []
-        parts = (wrap(line, WIDTH, subsequent_indent="      ") for line in lines)
-        return "\n".join(line for part in parts for line in part)
+        return "\n".join(fill(line, WIDTH, subsequent_indent="      ") for line in lines)
 
     def is_suppressed(self, patterns: Sequence[str]) -> bool:
         """Whether a frame of either side is like one of some patterns."""
@@ -115,7 +116,6 @@ class RaceReport(msgspec.Struct, frozen=True):
     """What is wrong with a recorded program.
 
     Attributes:
-        name: Of the program.
         records: Number of records.
         findings: What is wrong, each pair of calls once.
         suppressed: Number of findings that patterns exclude.
@@ -194,10 +194,10 @@ def check_program(
     words = _Words(trace, notes)
     merged: dict[object, RaceFinding] = {}
     for finding in report.findings:
-        told = words.finding(finding)
-        key = told.kind, told.hazard, told.tensor, *((s.stack, s.captured) for s in told.sides)
+        found = words.finding(finding)
+        key = found.kind, found.hazard, found.tensor, *((s.stack, s.captured) for s in found.sides)
         times = merged[key].times + 1 if key in merged else 1
-        merged[key] = msgspec.structs.replace(merged.get(key, told), times=times)
+        merged[key] = msgspec.structs.replace(merged.get(key, found), times=times)
     kept = [f for f in merged.values() if not f.is_suppressed(suppressions)]
     return RaceReport(
         trace.name,
@@ -241,11 +241,7 @@ class _Words:
 
     def _other(self, finding: Finding) -> RaceFinding:
         """Return what is no race: a graph that uses freed memory, or a misuse."""
-        record = max(finding.command, 0)
-        stack = self._notes.stack(record)
-        captured = self._notes.stack(record, captured=True)
-        touch = Touch(record, -1, "", "", "read")
-        side = msgspec.structs.replace(self._side(touch, finding), stack=stack, captured=captured)
+        side = self._side(Touch(max(finding.command, 0), -1, "", "", "read"), finding)
         if finding.kind != "freed":
             return RaceFinding(finding.kind, "", finding.what, "", finding.fix, (side,))
         name = self._part(finding)
@@ -268,10 +264,8 @@ class _Words:
         )
 
     def _part(self, finding: Finding) -> str:
-        memory = self._notes.memories.get(finding.arena)
-        if memory is None:
-            return f"memory {finding.arena}"
-        return Tensor(memory.name, memory.nbytes, memory.text).part(finding.start, finding.end)
+        note = self._notes.memories.get(finding.arena)
+        return note.part(finding.start, finding.end) if note else f"memory {finding.arena}"
 
     def _tensor(self, memory: int) -> str:
         note, made = self._notes.memories.get(memory), self._notes.made_at(memory)
@@ -302,10 +296,9 @@ class _Words:
 
     def _event_between(self, first: Side, second: Side) -> str:
         """Return the event that is recorded behind the first access anyway, or ""."""
-        entries = self._trace.entries
-        actor = entries[first.record].actor
+        actor = self._trace.entries[first.record].actor
         for i in range(first.record + 1, second.record):
-            entry = entries[i]
+            entry = self._trace.entries[i]
             if isinstance(entry, Record) and entry.actor == actor:
                 stack = self._notes.stack(i)
                 return f"the event recorded at {stack[0].to_text()}" if stack else ""
@@ -317,21 +310,17 @@ class _Words:
         merged: dict[str, Advice] = {}
         for finding in advise(from_trace(self._trace), kept):
             entry, stack = self._trace.entries[finding.command], self._notes.stack(finding.command)
-            kind = "the copy" if finding.what.endswith("copies") else f"the {_kind_of(entry)}"
+            is_copy = finding.what.endswith("copies")
+            kind = "copy" if is_copy else _KINDS.get(type(entry), "work")
             where = f" at {stack[0].to_text()}" if stack else ""
             who = "" if isinstance(entry, Sync) else f" on {self._trace.actors[entry.actor].name}"
-            what = f"nobody needs {kind}{who}{where}"
-            before = merged.get(what)
-            seconds = before.seconds if before else None
+            what = f"nobody needs the {kind}{who}{where}"
+            before = merged.get(what, Advice(what, 0))
+            seconds = before.seconds
             if isinstance(entry, Sync) and entry.start_s is not None and entry.end_s is not None:
                 seconds = (seconds or 0.0) + entry.end_s - entry.start_s
-            merged[what] = Advice(what, before.times + 1 if before else 1, seconds)
+            merged[what] = Advice(what, before.times + 1, seconds)
         return list(merged.values())
-
-
-def _kind_of(entry: Any) -> str:
-    names = {"Sync": "wait of the host", "Record": "event recorded", "Wait": "wait"}
-    return names.get(type(entry).__name__, "work")
 
 
 def _variable(side: Side) -> str:

@@ -1,12 +1,11 @@
 """Findings as SARIF 2.1.0, for code hosts."""
 
 import os
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, Final
 
 from ggsched import __version__
-from ggsched_race.call_sites import Frame, Stack
+from ggsched_race.call_sites import Frame
 from ggsched_race.report import RaceFinding, RaceReport
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -44,23 +43,19 @@ def _result(finding: RaceFinding, rule: int) -> dict[str, Any]:
         "locations": [_location(f) for f in place[:1]],
         "partialFingerprints": {"stacks/v1": _fingerprint(finding)},
     }
-    related = [_location(stack[0], k) for k, stack in enumerate(_filled(others))]
+    stacks = [stack for stack in others if stack]
+    related = [{"id": k, **_location(stack[0])} for k, stack in enumerate(stacks)]
     result |= {"relatedLocations": related} if related else {}
     threads = [flow for flow in flows if flow["locations"]]
     return result | ({"codeFlows": [{"threadFlows": threads}]} if threads else {})
 
 
-def _filled(stacks: Sequence[Stack]) -> list[Stack]:
-    return [stack for stack in stacks if stack]
-
-
-def _location(frame: Frame, number: int | None = None) -> dict[str, Any]:
+def _location(frame: Frame) -> dict[str, Any]:
     file = frame.file.replace(os.sep, "/")
     artifact = {"uri": file} if not file.startswith("/") else {"uri": f"file://{file}"}
     place = {"artifactLocation": artifact, "region": {"startLine": max(frame.line, 1)}}
     logical = [{"fullyQualifiedName": frame.function}]
-    found: dict[str, Any] = {"physicalLocation": place, "logicalLocations": logical}
-    return found if number is None else {"id": number, **found}
+    return {"physicalLocation": place, "logicalLocations": logical}
 
 
 def _fingerprint(finding: RaceFinding) -> str:

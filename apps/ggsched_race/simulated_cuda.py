@@ -192,17 +192,14 @@ class SimulatedGraph:
     def replay(self) -> None:
         """Call the ops again; results go to the memory of the first ones."""
         with _disable_current_modes():
-            self._call_again()
-
-    def _call_again(self) -> None:
-        for func, args, kwargs, out in self._calls:
-            try:
-                again = func(*restored(args), **kwargs)
-            except LookupError:  # a real graph computes with whatever is there now
-                continue
-            for new, old in zip(tensors_in(again), tensors_in(out), strict=True):
-                if new is not old and new.shape == old.shape and not _is_same_memory(new, old):
-                    torch.ops.aten.copy_.default(old, new)
+            for func, args, kwargs, out in self._calls:
+                try:
+                    again = func(*restored(args), **kwargs)
+                except LookupError:  # a real graph computes with whatever is there now
+                    continue
+                for new, old in zip(tensors_in(again), tensors_in(out), strict=True):
+                    if new.shape == old.shape and not _is_same_memory(new, old):
+                        torch.ops.aten.copy_.default(old, new)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -214,22 +211,16 @@ class SimulatedGraph:
 
 
 def _is_same_memory(a: Any, b: Any) -> bool:
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+    return a is b or bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
     """Yield (owner, name, value) of everything that is replaced in ``torch.cuda``."""
     native = torch.cuda
 
-    def external(stream_ptr: int, device: Any = None) -> SimulatedStream:
-        return SimulatedStream(device, stream_ptr=stream_ptr)
-
     @contextmanager
     def stream(stream: SimulatedStream | None) -> Iterator[None]:
-        if stream is None:
-            yield
-            return
-        with stream:
+        with stream or nullcontext():
             yield
 
     @contextmanager
@@ -260,7 +251,7 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
     )
     classes = {"Stream": SimulatedStream, "Event": SimulatedEvent, "CUDAGraph": SimulatedGraph}
     functions = {
-        "ExternalStream": external,
+        "ExternalStream": lambda stream_ptr, device=None: SimulatedStream(stream_ptr=stream_ptr),
         "stream": stream,
         "StreamContext": stream,
         "graph": graph,

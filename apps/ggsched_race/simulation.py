@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 from torch.cuda import _gpu_trace
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ggsched_race.blocks import CachingAllocator
 from ggsched_race.ops import tensors_in
@@ -141,14 +140,16 @@ class SimulatedCuda:
     def put_on_device(self, tensor: Any) -> None:
         """Let a tensor of the host stand for one of the device."""
         storage = tensor.untyped_storage()
-        if id(storage) in self._addresses:
-            return
+        if id(storage) not in self._addresses:
+            self._allocate(storage)
+            weakref.finalize(storage, self._free, id(storage)).atexit = False
+
+    def _allocate(self, storage: Any) -> None:
         pool = self.capturing.pool_id if self.capturing is not None else None
         stream = self.current().cuda_stream
         address = self._allocator.allocate(storage.nbytes(), stream, pool)
         self._addresses[id(storage)] = address
         _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(address)
-        weakref.finalize(storage, self._free, id(storage)).atexit = False
 
     def _free(self, key: int) -> None:
         address = self._addresses.pop(key, None)
@@ -169,11 +170,7 @@ class SimulatedCuda:
         if id(storage) in self._addresses:
             self._free(id(storage))
             if storage.nbytes():
-                pool = self.capturing.pool_id if self.capturing is not None else None
-                stream = self.current().cuda_stream
-                address = self._allocator.allocate(storage.nbytes(), stream, pool)
-                self._addresses[id(storage)] = address
-                _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(address)
+                self._allocate(storage)
 
     # --- ops --------------------------------------------------------------------------------------
 
@@ -239,25 +236,6 @@ class SimulatedCuda:
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             return on_device
         return on_device and name in _WAITING
-
-
-class SimulationMode(TorchDispatchMode):  # type: ignore[misc]
-    """Hands each op of its thread to a simulation; a recorder's mode above it does so itself."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: the compiler is not loaded, and not asked at each op."""
-        return False
-
-    def __init__(self, cuda: SimulatedCuda) -> None:
-        super().__init__()
-        self._cuda = cuda
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an op."""
-        return self._cuda.run(func, args, kwargs or {})
 
 
 @contextmanager

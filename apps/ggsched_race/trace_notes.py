@@ -25,7 +25,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
         views: Tensors that are a part of their memory.
         is_inherent: Whether a wait is a part of an op, such as ``item()``.
         memory: Of an allocation the memory, and what is known of it.
-        text: Shape and type.
+        text: Shape and type, e.g. ``(8, 4) int64``.
         place: ``cuda``, ``pinned``, ``graph``, or ``shadow``: what other streams have done with a
             tensor, counted against who gets its block.
     """
@@ -40,6 +40,25 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     text: str = ""
     place: str = ""
     is_inherent: bool = False
+
+    def part(self, start: int, end: int) -> str:
+        """Return bytes of a memory as rows or elements if they are such, e.g. ``table[2:3]``."""
+        if (start, end) == (0, self.nbytes):
+            return self.name
+        inside = self.text.partition("(")[2].partition(")")[0]
+        shape = tuple(int(n) for n in inside.split(",") if n.strip().isdigit())
+        count = prod(shape)
+        if not shape or not count or self.nbytes % count:
+            return f"bytes {start}:{end} of {self.name}"
+        size = self.nbytes // count
+        row = self.nbytes // shape[0]
+        if start % row == 0 and end % row == 0:
+            return f"{self.name}[{start // row}:{end // row}]"
+        is_in_row = start // row == (end - 1) // row and len(shape) == 2
+        if is_in_row and start % size == 0 and end % size == 0:
+            first, last = start % row // size, (end - 1) % row // size + 1
+            return f"{self.name}[{start // row}, {first}:{last}]"
+        return f"elements {start // size}:{-(-end // size)} of {self.name}"
 
 
 class _Actor(msgspec.Struct, frozen=True):
@@ -68,14 +87,15 @@ class Notes(NamedTuple):
     def stack(self, record: int, captured: bool = False) -> Stack:
         """Return the program's frames at a record, the innermost first."""
         note = self.records[record]
-        number = note.captured if captured else note.at
-        return self.stacks[number] if 0 <= number < len(self.stacks) else ()
+        return self._numbered(note.captured if captured else note.at)
 
     def made_at(self, memory: int) -> Frame | None:
         """Return the line that made a memory object."""
-        number = self.memories[memory].at if memory in self.memories else -1
-        found = self.stacks[number] if 0 <= number < len(self.stacks) else ()
+        found = self._numbered(self.memories.get(memory, Note()).at)
         return found[0] if found else None
+
+    def _numbered(self, number: int) -> Stack:
+        return self.stacks[number] if 0 <= number < len(self.stacks) else ()
 
 
 def read_notes(trace: bytes, file: str = "trace") -> Notes:
@@ -96,37 +116,3 @@ def read_notes(trace: bytes, file: str = "trace") -> Notes:
         raise UsageError("not a trace of 'ggsched race'", where=where, why=str(error)) from error
     memories = {n.memory: n for n in records if n.place}
     return Notes(head.sites, records, memories)
-
-
-class Tensor(NamedTuple):
-    """A memory object as a tensor.
-
-    Attributes:
-        text: Shape and type, e.g. ``(8, 4) int64``.
-    """
-
-    name: str
-    nbytes: int
-    text: str
-
-    def part(self, start: int, end: int) -> str:
-        """Return bytes as rows or elements where they are such, e.g. ``table[2:3]``."""
-        if (start, end) == (0, self.nbytes):
-            return self.name
-        inside = self.text.partition("(")[2].partition(")")[0]
-        shape = tuple(int(n) for n in inside.split(",") if n.strip().isdigit())
-        count = prod(shape)
-        if not count or self.nbytes % count:
-            return f"bytes {start}:{end} of {self.name}"
-        size = self.nbytes // count
-        row = self.nbytes // shape[0]
-        if start % row == 0 and end % row == 0:
-            return f"{self.name}[{start // row}:{end // row}]"
-        if (
-            start // row == (end - 1) // row
-            and len(shape) == 2
-            and not (start % size or end % size)
-        ):
-            first, last = start % row // size, (end - 1) % row // size + 1
-            return f"{self.name}[{start // row}, {first}:{last}]"
-        return f"elements {start // size}:{-(-end // size)} of {self.name}"

@@ -45,8 +45,6 @@ class Watched:
 
         Args:
             label: Its name.
-            reads: Tensors that it reads.
-            writes: Tensors that it writes.
             engine: Name of what does it beside all streams, such as an adapter of a network, one
                 thing after the other; "" is the calling thread's stream.
         """
@@ -59,21 +57,6 @@ class Watched:
             self._recorder.engine_done(engine)
 
 
-def import_torch() -> Any:
-    """Return the package ``torch``.
-
-    Raises:
-        BackendUnavailable: it is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendUnavailable(
-            "the package torch is missing", hint="pip install 'ggsched[torch]'"
-        ) from error
-    return torch
-
-
 @contextmanager
 def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
     """Record the calling thread, and threads that begin meanwhile, into a journal.
@@ -82,9 +65,7 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
 
     Args:
         out: The journal.
-        name: Of the program.
         rows: Whether ids are read, so that the rows that they choose are known.
-        simulate: Whether CUDA is simulated.
 
     Raises:
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
@@ -95,27 +76,22 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
         raise RecordedAlready(
             "the program is recorded already", where=f"watch({name!r})", hint=hint
         )
-    try:
-        with _recorder_into(out, name, rows, simulate) as recorder:
-            yield recorder
-    finally:
-        _under_way.release()
-
-
-@contextmanager
-def _recorder_into(out: BinaryIO, name: str, rows: bool, simulate: bool) -> Iterator["Recorder"]:
-    torch = import_torch()
-    if not simulate and not torch.cuda.is_available():
-        raise BackendUnavailable(
-            "PyTorch finds no GPU", hint="--simulate, or simulate=True, needs none"
-        )
-    from ggsched_race.pytorch import Recorder
-    from ggsched_race.pytorch_hooks import recorded
-    from ggsched_race.real_cuda import RealCuda
-    from ggsched_race.simulation import simulated
-
-    recording = Recording(out, name)
     with ExitStack() as stack:
+        stack.callback(_under_way.release)
+        try:
+            import torch
+        except ImportError as error:
+            hint = "pip install 'ggsched[torch]'"
+            raise BackendUnavailable("the package torch is missing", hint=hint) from error
+        if not simulate and not torch.cuda.is_available():
+            hint = "--simulate, or simulate=True, needs none"
+            raise BackendUnavailable("PyTorch finds no GPU", hint=hint)
+        from ggsched_race.pytorch import Recorder
+        from ggsched_race.pytorch_hooks import recorded
+        from ggsched_race.real_cuda import RealCuda
+        from ggsched_race.simulation import simulated
+
+        recording = Recording(out, name)
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
         recorder = Recorder(recording, platform, rows)
         stack.enter_context(recorded(recorder))
@@ -153,7 +129,7 @@ def watch(
         What has the report, after the block.
 
     Raises:
-        RaceFound: something is wrong.
+        RaceFound: something is wrong; names the first finding and counts the others.
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
         UsageError: the program is recorded already, by another block or by ``ggsched race``.
 
@@ -177,25 +153,14 @@ def watch(
         watched.trace = trace_of_journal(out.getvalue())
         if trace is not None:
             write_bytes(trace, watched.trace)
-        watched.report = check_program(
+        report = watched.report = check_program(
             watched.trace, name, advice=advice, suppressions=suppressions
         )
-    if raises:
-        raise_if_findings(watched.report)
-
-
-def raise_if_findings(report: RaceReport) -> None:
-    """Raise if anything is wrong.
-
-    Raises:
-        RaceFound: names the first finding and counts the others.
-    """
-    if report.is_clean:
-        return
-    first, more = report.findings[0], len(report.findings) - 1
-    what = f"{first.what}, and {report.least}{more} more" if more else first.what
-    details = report.to_text().splitlines()
-    raise RaceFound(what, where=report.name, hint=first.mend, details=details)
+    if raises and not report.is_clean:
+        first, more = report.findings[0], len(report.findings) - 1
+        what = f"{first.what}, and {report.least}{more} more" if more else first.what
+        details = report.to_text().splitlines()
+        raise RaceFound(what, where=report.name, hint=first.mend, details=details)
 
 
 def read_suppressions(path: str) -> tuple[str, ...]:

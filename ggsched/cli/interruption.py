@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 
@@ -33,12 +33,7 @@ class Stopping:
         self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:

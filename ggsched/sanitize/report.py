@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Final, Literal
 
 import msgspec
@@ -133,8 +133,7 @@ class Finding(msgspec.Struct, frozen=True):
         lines = [f"{number}{kind}: {self.what}"]
         lines += [f"  {touch.to_text()}" for touch in (self.earlier, self.later) if touch]
         lines += [f"  fix: {self.fix}"] if self.fix else []
-        folded = (wrap(line, width, subsequent_indent="      ") for line in lines)
-        return "\n".join(part for parts in folded for part in parts)
+        return "\n".join(fill(line, width, subsequent_indent="      ") for line in lines)
 
 
 def instead(

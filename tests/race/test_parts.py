@@ -20,7 +20,7 @@ from ggsched_race.html_page import to_html
 from ggsched_race.program import _ended_by
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
 from ggsched_race.report import check_program
-from ggsched_race.trace_notes import Tensor
+from ggsched_race.trace_notes import Note
 from ggsched_race.watch import RecordedAlready, _under_way, watch
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -70,7 +70,11 @@ def test_rows_of_two_indices_are_those_of_each_combination():
     ],
 )  # fmt: skip
 def test_bytes_are_named_as_rows_and_elements(start, end, text):
-    assert Tensor("table", 128, "(8, 4) float32").part(start, end) == text
+    assert Note(name="table", nbytes=128, text="(8, 4) float32").part(start, end) == text
+
+
+def test_bytes_of_memory_that_is_first_seen_by_one_element_are_named_by_number():
+    assert Note(name="table", nbytes=128, text="() float32").part(4, 8) == "bytes 4:8 of table"
 
 
 # --- blocks ---------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
 
 from torch.cuda import _gpu_trace  # noqa: E402
 
-from ggsched_race.simulation import SimulationMode, simulated  # noqa: E402
+from ggsched_race.pytorch import DispatchMode  # noqa: E402
+from ggsched_race.simulation import simulated  # noqa: E402
 from ggsched_race.watch import watch  # noqa: E402
 
 
 @pytest.fixture
 def cuda():
-    with simulated() as platform, SimulationMode(platform):
+    with simulated() as platform, DispatchMode(platform.run):
         yield platform
 
 

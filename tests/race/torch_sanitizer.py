@@ -14,7 +14,8 @@ from torch.cuda import _gpu_trace
 from torch.cuda._sanitizer import CUDASanitizerDispatchMode, CUDASanitizerErrors
 
 from ggsched.printable import write_out
-from ggsched_race.simulation import SimulationMode, simulated
+from ggsched_race.pytorch import DispatchMode
+from ggsched_race.simulation import simulated
 from ggsched_race.watch import watch
 from tests.race import programs
 
@@ -35,7 +36,7 @@ def sanitizer_reports(program, *arguments):
     try:
         with (
             simulated() as cuda,
-            SimulationMode(cuda),
+            DispatchMode(cuda.run),
             CUDASanitizerDispatchMode(),
             contextlib.redirect_stderr(io.StringIO()),
         ):
