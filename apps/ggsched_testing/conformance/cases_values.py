@@ -55,7 +55,12 @@ def _run(w: TestContext, op: str, drawn: DrawnGraph) -> None:
 
 
 def _extreme(values: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    return {
-        name: rng.choice(EXTREMES, v.shape) if v.dtype == np.float32 else v
-        for name, v in values.items()
-    }
+    """Return values with extremes for numbers; one element at least of each array is infinite."""
+    return {name: _drawn(v, rng) if v.dtype == np.float32 else v for name, v in values.items()}
+
+
+def _drawn(value: Array, rng: np.random.Generator) -> Array:
+    drawn: Array = rng.choice(EXTREMES, value.shape)
+    if drawn.size:
+        drawn.flat[rng.integers(drawn.size)] = np.inf
+    return drawn

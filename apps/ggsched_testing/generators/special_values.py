@@ -168,6 +168,12 @@ def _products() -> Iterator[Special]:
     bounds = [[1, 1], [0, 1], [0, 2]]
     yield Special("attention", (k, v, q, bounds), none + first + nan,
                   ("f32", "f32", "f32", "i32"), {"bounds": True})  # fmt: skip
+    # A mask of -inf is added: what is NaN, or infinite before it, is not hidden by it.
+    keys, values = ([[[x] * 8] for x in pair] for pair in ((-1.0, 1.0), (1.0, 3.0)))
+    q = [[[x, *[1.0] * 7]] for x in (INF, NAN, 1.0)]
+    masks = [[0.0, -INF], [-INF, -INF], [-INF, -INF]]
+    yield Special("attention", (keys, values, q, masks), [[[x] * 8] for x in (NAN, NAN, 0.0)],
+                  params={"mask": True})  # fmt: skip
 
 
 def _integers() -> Iterator[Special]:

@@ -30,6 +30,7 @@
 #define ITEMS (ROWS * WIDTH / 4)
 #define SLOTS ((ITEMS + SPLITS - 1) / SPLITS)
 #define LOWEST FLOAT_OF_BITS(0xff800000u)
+#define UNSEEN FLOAT_OF_BITS(0x7f800000u) /* no mask is +inf; one of -inf is added, as NaN stays NaN with it */
 #define LINE_NBYTES 128
 
 #ifdef W_F32
@@ -131,12 +132,12 @@ FN void attend_(Source source, Work here, u8 *local, const u8 *k, Tens tk, const
   int masked = has & MASK, step = SPLITS * WARPS * TILE;
 
   Eight keys[STEPS], values[STEPS];
-  float hidden[STEPS], next[STEPS]; /* what the mask adds; -inf behind the last position */
+  float hidden[STEPS], next[STEPS]; /* what the mask adds; UNSEEN outside of the bounds */
 #define POSITION(from, u) ((from) + (u)*PER + sub)
 #define LOAD_MASK(to, from)                                                                       \
   UNROLL for (int u = 0; u < STEPS; u++) {                                                        \
     int i = POSITION(from, u);                                                                    \
-    to[u] = i < begin || i >= n ? LOWEST : masked ? READ_F32(mr + i * sm) : 0.0f;                 \
+    to[u] = i < begin || i >= n ? UNSEEN : masked ? READ_F32(mr + i * sm) : 0.0f;                 \
   }
 #define LOAD_ROWS(to, from, p, stride)                                                            \
   UNROLL for (int u = 0; u < STEPS; u++) {                                                        \
@@ -180,7 +181,7 @@ FN void attend_(Source source, Work here, u8 *local, const u8 *k, Tens tk, const
   float top = LOWEST, total = 0.0f; /* of row `own` over the positions of these lanes */
   for (; from < n; from += step) {
     int seen = 0, wanted = 0;
-    UNROLL for (int u = 0; u < STEPS; u++) seen |= hidden[u] != LOWEST, wanted |= next[u] != LOWEST;
+    UNROLL for (int u = 0; u < STEPS; u++) seen |= hidden[u] != UNSEEN, wanted |= next[u] != UNSEEN;
     seen = __any_sync(ALL_LANES, seen);
     wanted = __any_sync(ALL_LANES, wanted);
     float weight[STEPS], factor = 1.0f;
@@ -195,7 +196,7 @@ FN void attend_(Source source, Work here, u8 *local, const u8 *k, Tens tk, const
         }
         ADD_OVER_LANES(dot, ROWS, SPAN, 0);
         float logit = dot[0] * scale + hidden[u];
-        weight[u] = hidden[u] == LOWEST ? LOWEST : logit;
+        weight[u] = hidden[u] == UNSEEN ? LOWEST : logit;
         highest = MAX(highest, weight[u]);
       }
       float base = base_of_(highest);
