@@ -19,6 +19,7 @@ from ggsched_opencl import compiled, driver
 from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent
 from ggsched_opencl.kernel_caches import now_s, pocl_folder, remove_in_use
+from ggsched_opencl.landings import Landings
 from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.queue import OpenClQueue
 
@@ -79,6 +80,10 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         found: The OpenCL device.
         profile: How kernels are cut; by the kind of the device if not given.
         timeout_s: See ``QueuedDevice``.
+
+    Attributes:
+        landings: Downloads that uploads of their targets wait for, unless drivers read sources of
+            uploads in their turn; those for processors do.
     """
 
     polling = POLLING
@@ -94,6 +99,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     ) -> None:
         super().__init__(facts_of(index, found), timeout_s)
         self.profile = profile or profile_of(found)
+        self.landings = None if found.is_cpu else Landings()
         self._handle = found.handle
         self._compiled = compiled.take(found.handle)
         self.context = self._compiled.context

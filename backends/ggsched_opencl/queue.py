@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ggsched.backend.protocols import Device, Event, HostMemory
@@ -15,6 +16,7 @@ from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.command_count import CommandCount
 from ggsched_opencl.driver import COMPLETE, Handle, place_of, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent, Point
+from ggsched_opencl.landings import Landings
 from ggsched_opencl.times import OpenClTimes
 
 FILL_END: Final = 1 << 31
@@ -33,6 +35,7 @@ class QueueOwner(Device, Protocol):
     context: Any
     profile: TuningProfile
     event_timeout_s: float
+    landings: Landings | None
 
     def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
         """Keep the queue of a closed stream until its commands are complete."""
@@ -81,13 +84,22 @@ class OpenClQueue(CommandQueue[Point]):
 
     # --- commands ------------------------------------------------------------------------------
 
+    def await_source(self, source: HostMemory) -> None:
+        """Hold an upload until downloads into its source are complete (CPY-4)."""
+        landings = self._device.landings
+        if landings is not None and (self.backlog.is_pending or landings.meet(source)):
+            self.backlog.wait_for("upload", partial(landings.require, source, self.name))
+
     def upload(self, source: HostMemory, memory: Any, offset: int) -> None:
         """Copy host bytes to the device."""
         self._hold(driver.enqueue_upload(self._handle, source, memory, offset))
 
     def download(self, memory: Any, offset: int, target: HostMemory) -> None:
         """Copy bytes of the device to the host."""
-        self._hold(driver.enqueue_download(self._handle, *place_of(memory, offset), target))
+        event = driver.enqueue_download(self._handle, *place_of(memory, offset), target)
+        self._hold(event)
+        if self._device.landings is not None:
+            self._device.landings.add(event, target)
 
     def copy(self, src: Any, src_offset: int, dst: Any, dst_offset: int, nbytes: int) -> None:
         """Copy within the device."""

@@ -136,7 +136,8 @@ class Stream(Protocol):
         """Copy host bytes into ``buffer`` at ``offset``.
 
         The source is borrowed until the command is complete (CPY-4); the stream keeps a reference
-        to it. With ``snapshots_uploads`` it is read while this is being called, and not later.
+        to it, and reads it behind downloads into it that are ordered before the command. With
+        ``snapshots_uploads`` it is read while this is being called, and not later.
 
         Raises:
             UsageError: bytes outside the buffer (BUF-3), or a buffer of another device.

@@ -153,7 +153,10 @@ class DeviceFacts:
             "reused when `upload` returns, and it must be complete before `upload` is called, "
             "whatever the stream waits for",
             ("CPY-4",),
-            needs={"snapshots": (True, "uploads borrow their source")},
+            needs={
+                "snapshots": (True, "uploads borrow their source"),
+                "no snapshots": (False, "uploads are snapshots of their source"),
+            },
             shown={True: "snapshots uploads"},
         ),
     ] = False

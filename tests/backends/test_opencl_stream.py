@@ -9,6 +9,8 @@ import pytest
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
+from ggsched_opencl import driver
+from ggsched_opencl.landings import Landings
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import ATOL, RTOL, LeafRule
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -52,6 +54,56 @@ def test_commands_take_effect_in_order(device):
     stream.barrier()
     stream.sync(TIMEOUT_S)
     np.testing.assert_array_equal(out, np.outer([0, 2, 4], ones))
+
+
+def early_reader(device, monkeypatch):
+    """Let the driver read the source of an upload at the call, as that of NVIDIA does."""
+    enqueue = driver.enqueue_upload
+
+    def early(queue, source, buffer, offset):
+        return enqueue(queue, memoryview(bytes(source)), buffer, offset)
+
+    monkeypatch.setattr(driver, "enqueue_upload", early)
+    device.landings = Landings()
+
+
+@pytest.mark.parametrize("through_event", [False, True])
+@pytest.mark.parametrize("in_backlog", [False, True])
+def test_an_upload_is_held_until_its_source_has_come(
+    device, monkeypatch, through_event, in_backlog
+):
+    early_reader(device, monkeypatch)
+    stream, other = device.create_stream(), device.create_stream()
+    x, y, latch = device.allocate(16), device.allocate(16), Latch()
+    source, through, out = (np.full(4, v, np.float32) for v in (5, 0, 0))
+    gate = driver.make_gate(device.context)
+    if in_backlog:
+        stream.wait(latch)
+    else:
+        stream.queue.hold(gate)
+    upload(stream, x, source)
+    stream.download(x, 0, memoryview(through).cast("B"))
+    last = other if through_event else stream
+    if through_event:
+        other.wait(recorded(stream))
+    upload(last, y, through)
+    last.download(y, 0, memoryview(out).cast("B"))
+    latch.open()
+    driver.open_gate(gate)
+    last.sync(TIMEOUT_S)
+    np.testing.assert_array_equal(out, source)
+
+
+def test_only_downloads_into_the_source_hold_an_upload(device, monkeypatch):
+    early_reader(device, monkeypatch)
+    stream, x = device.create_stream(), device.allocate(16)
+    out = np.zeros(8, np.float32)
+    stream.download(x, 0, memoryview(out[4:]).cast("B"))
+    upload(stream, x, out[:4])
+    assert not stream.backlog.is_pending
+    stream.sync(TIMEOUT_S)
+    upload(stream, x, out[4:])
+    assert not stream.backlog.is_pending
 
 
 def test_commands_run_behind_the_callers_back(device):

@@ -65,6 +65,15 @@ class SnapshotsClaimed(BaseStream):
     """The host reuses the source at once, as it may."""
 
 
+@breaks("CPY-4", "A source is read at the call, though a download into it comes before.", CPU)
+class SourceIsReadAtTheCall(BaseStream):
+    """As drivers do that stage memory which is not pinned."""
+
+    def upload(self, source: HostMemory, buffer: Buffer, offset: int) -> None:
+        staged = np.frombuffer(source, np.uint8).copy() if source.nbytes else np.zeros(0, np.uint8)
+        super().upload(staged.data, buffer, offset)
+
+
 @breaks("CPY-4", "An upload never releases its source.", CPU)
 class SourceIsKeptForever(BaseStream):
     """A list that grows."""

@@ -78,6 +78,20 @@ def cpy4_snapshot(w: TestContext) -> None:
     w.equal(w.get(q, y), second, "uploaded after another upload from the same memory")
 
 
+@case("CPY-4", "A source is read behind a download into it that comes before.",
+      "no snapshots", "latch")  # fmt: skip
+def cpy4_source_of_a_download(w: TestContext) -> None:
+    q = w.stream()
+    for nbytes in (4, NBYTES, (1 << 16) + 12, 1 << 20):
+        (x, y), data = w.buffers(2, nbytes), w.bytes(nbytes)
+        hold = w.hold(q)
+        w.upload(q, data, x)
+        through = w.download(q, x)
+        w.upload(q, through, y)
+        hold.release()
+        w.equal(w.get(q, y), data, f"{nbytes} bytes uploaded from memory that they came to")
+
+
 @case("CPY-4", "The library releases the source when the upload is complete.")
 def cpy4_source_is_released(w: TestContext) -> None:
     q, x = w.stream(), w.buffer()

@@ -163,6 +163,12 @@ class CommandQueue(CommandSink, Generic[P]):
     def await_room(self) -> None:
         """Put a wait into the backlog until a queue that ``is_full`` takes another command."""
 
+    def await_source(self, source: HostMemory) -> None:
+        """Hold an upload until its source has its content, if the library reads that at the call.
+
+        Nothing is to be done where the library reads it in the command's turn.
+        """
+
     # --- what is the same for all -----------------------------------------------------------------
 
     def give(self, command: str, enqueue: Callable[[], None], *, is_timed: bool = True) -> None:

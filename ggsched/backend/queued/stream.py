@@ -162,6 +162,8 @@ class QueuedStream(Generic[Q]):
     def _upload(self, command: str, source: HostMemory, memory: Any, offset: int) -> None:
         sink = self.sink
         if source.nbytes:
+            if not sink.is_capturing:
+                self.queue.await_source(source)
             sink.give(command, lambda: sink.upload(source, memory, offset))
 
     def _download(self, command: str, memory: Any, offset: int, target: HostMemory) -> None:
