@@ -18,8 +18,12 @@ from ggsched_cluster.worker import Warnings, Worker
 from ggsched_ray.connection import connect, first_line
 
 _LOG: Final = logging.getLogger("ggsched")
-ACTOR_VARIABLES: Final = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Of the processes of actors: older versions of Ray hide GPUs from actors that reserve none."""
+ACTOR_VARIABLES: Final = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}
+"""Of the processes of actors: versions of Ray before 2026 hide GPUs from actors that reserve none.
+The oldest ones, 2.40 for example, know the second variable only."""
 
 
 class WorkerActor:

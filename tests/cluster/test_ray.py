@@ -18,6 +18,7 @@ from ggsched.errors import BackendUnavailable, DeviceFault, UsageError
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload, OverrideRule
 from ggsched_llm.session import Session, SessionOptions
+from ggsched_ray.members import ACTOR_VARIABLES
 from tests.cluster.kills import is_there, kill_some
 from tests.cluster.ray_nodes import add_node, cluster_of
 from tests.cluster.test_sessions import alone, homes, model
@@ -58,6 +59,19 @@ def test_results_are_those_of_one_machine(names, monkeypatch):
         got = scheduler.run(graph, inputs, homes(5, len(found)))
         for tid, array in alone(graph, weights, inputs).items():
             np.testing.assert_allclose(got[tid], array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_gpus_of_a_node_are_not_hidden_from_its_actor():
+    import ray
+
+    class Sees:
+        def devices(self):
+            return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    options = {"num_gpus": 0, "runtime_env": {"env_vars": ACTOR_VARIABLES}}
+    actor = ray.remote(Sees).options(**options).remote()
+    assert ray.get(actor.devices.remote()) == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.usefixtures("nodes")

@@ -86,6 +86,7 @@ def test_only_what_is_not_installed_is_to_be_installed(text, hint):
 
 def test_actors_see_the_gpus_of_their_node():
     assert ACTOR_VARIABLES["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
+    assert ACTOR_VARIABLES["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "1"
 
 
 def test_the_thread_that_prints_logs_of_nodes_is_ended(monkeypatch):
