@@ -29,7 +29,7 @@ from ggsched.passes.placement.ggml import place
 from ggsched.passes.placement.ranked import ranked
 from ggsched.passes.placement.tables import PlacementTables, finished, place_pinned
 from ggsched.plan.placement import Placement, PlacementCandidate
-from ggsched.topology.cost import HOST
+from ggsched.topology.cost import HOST, is_beside_cpu
 
 _PLANS: Final = 128
 """Plans that the moves may try, on small graphs; all placements where there are no more."""
@@ -43,6 +43,8 @@ _ESTIMATED_NODES: Final = 50_000
 """Nodes of all estimates that the moves may make."""
 _LONG: Final = 8
 """Runs of more than such a part of a graph are moved before chains."""
+_GAIN: Final = 1.3
+"""What it takes to leave the backend cpu for another device on the same processor."""
 _RESERVES: Final = 4
 """List schedules to try, each with more memory left to intermediate results."""
 
@@ -131,7 +133,23 @@ class _Search:
             best = self.improve(self.climb(best))
         if best not in self.candidates:
             self.candidates.append(best)
-        return self.placement(best)
+        return self.placement(self.preferred(best))
+
+    def preferred(self, best: _Candidate) -> _Candidate:
+        """Return the best placement, or the backend cpu alone where that is about as good.
+
+        Another device on the same processor gains by its kernels alone, and by no more than their
+        predictions are wrong unless it is predicted to be much faster.
+        """
+        facts = self.problem.topology.devices
+        if not any(d >= 0 and is_beside_cpu(facts[d]) for d in best.home):
+            return best
+        lacks, seconds = best.rank
+        names = [f"{d.name} alone" for d in facts if d.kind == "cpu"]
+        near = [
+            c for c in self.candidates if c.name in names and c.rank <= (lacks, seconds * _GAIN)
+        ]
+        return min(near, key=lambda c: c.rank, default=best)
 
     def note(self, name: str, home: Home) -> _Candidate:
         """Plan a candidate; the best of a name is kept."""
