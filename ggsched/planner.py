@@ -134,6 +134,15 @@ class Planner:
         policy, wanted = self._resolved(graph, constraints)
         return decomposed_plan(graph, self._topology, wanted, self._options, policy)
 
+    def is_measured(self, graph: Graph, constraints: Constraints) -> bool:
+        """Whether the first run of a graph decides where it is placed."""
+        policy = self._placement
+        if not isinstance(policy, Automatic) or not policy.is_measured:
+            return False
+        return constraints.placed is None and (
+            policy.for_graph(graph, self._topology, constraints) is policy.by_cost
+        )
+
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
         key = self._key(graph, constraints)

@@ -1,0 +1,125 @@
+"""Placement trial: which of several placements of a graph is the fastest, measured apart.
+
+Each placement is bound with weights and states of its own, so nothing that the caller keeps
+changes. The placements take turns, so that all see the same machine; the first run of each warms it
+up and does not count.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ggsched.errors import GgschedError
+from ggsched.ir.graph import Graph
+from ggsched.plan.bundle import Plan
+from ggsched.run.autotune import ROUNDS
+from ggsched.run.protocols import Runtime
+from ggsched.run.release import close_all
+
+WRONG: Final = 1.5
+"""How far a prediction may be from what is measured; it is believed as far as that."""
+_SLOWER: Final = 2.0
+"""A placement whose first counted run takes so many times as long is not run again."""
+_BETTER: Final = 0.95
+"""Another placement than the one that was predicted to be the fastest is kept below this."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedPlacement:
+    """A placement that may be run.
+
+    Attributes:
+        name: For people.
+        graph: What is run.
+        plan: Of the graph.
+        seconds: Predicted, of a run.
+    """
+
+    name: str
+    graph: Graph
+    plan: Plan
+    seconds: float
+
+
+def measure_placements(
+    ways: Sequence[TriedPlacement],
+    open_runtime: Callable[[], Runtime],
+    inputs: Mapping[str, np.ndarray],
+    clock: Callable[[], float],
+) -> list[float | None]:
+    """Return the seconds of the fastest run of each placement; None where it was not run.
+
+    The first one is run in any case. Where its prediction holds, others are run only if they could
+    be faster for all that predictions are wrong.
+
+    Args:
+        ways: The placement that is predicted to be the fastest, then others.
+        open_runtime: Returns a place to run plans in, with nothing on it.
+        inputs: Of the graphs.
+        clock: Seconds.
+    """
+    found: list[float | None] = [None for _ in ways]
+    with ExitStack() as stack:
+        turns: dict[int, Callable[[], float]] = {}
+
+        def enter(number: int) -> None:
+            try:
+                turn = stack.enter_context(_bound(ways[number], open_runtime, inputs, clock))
+                turn()
+                found[number] = turn()
+            except GgschedError:
+                return  # no memory for it, or it fails: the run itself says so
+            turns[number] = turn
+
+        enter(0)
+        first = found[0]
+        holds = first is not None and ways[0].seconds / WRONG <= first <= ways[0].seconds * WRONG
+        for number in range(1, len(ways)):
+            if not holds or ways[number].seconds < ways[0].seconds * WRONG**2:
+                enter(number)
+        best = min((s for s in found if s is not None), default=0.0)
+        for _ in range(ROUNDS - 1):
+            for number, turn in turns.items():
+                known = found[number]
+                assert known is not None
+                if len(turns) > 1 and known <= _SLOWER * best:
+                    found[number] = min(known, turn())
+    return found
+
+
+def kept_placement(found: Sequence[float | None]) -> int:
+    """Return which placement is kept: the first, unless another one is clearly faster."""
+    known = [(s, number) for number, s in enumerate(found) if s is not None]
+    if not known:
+        return 0
+    seconds, number = min(known)
+    first = found[0]
+    return number if first is None or seconds < _BETTER * first else 0
+
+
+@contextmanager
+def _bound(
+    way: TriedPlacement,
+    open_runtime: Callable[[], Runtime],
+    inputs: Mapping[str, np.ndarray],
+    clock: Callable[[], float],
+) -> Iterator[Callable[[], float]]:
+    """Give a function that runs a placement and returns how long that took."""
+    runtime = open_runtime()
+    run = None
+    try:
+        run = runtime.bind(way.graph, way.plan)
+
+        def turn() -> float:
+            began = clock()
+            run.start(inputs)
+            run.finish(copy=False)
+            return clock() - began
+
+        yield turn
+    finally:
+        runtime.store.drain()
+        close_all([*([run] if run is not None else ()), runtime.store])
