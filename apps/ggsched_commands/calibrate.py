@@ -43,7 +43,7 @@ def _seconds(text: str) -> float:
     "--time-budget seconds",
     "Time that measuring may take, approximately.",
     _seconds,
-    12.0,
+    30.0,
     metavar="S",
     cls=OwnOption,
     old="--seconds",
@@ -67,7 +67,8 @@ def calibrate(
 ) -> None:
     """Measure this machine, for the predictions of the cost model.
 
-    Nothing else should run meanwhile. Plans are right with any rates, and better with true ones.
+    Nothing else should run meanwhile: what is disturbed is not kept. Plans are right with any
+    rates, and better with true ones.
     """
     from ggsched.backend.registry import open_devices
     from ggsched.calibrate.cache import older_rates, save_rates

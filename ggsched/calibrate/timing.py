@@ -48,7 +48,7 @@ class Allowance:
     """Seconds that measurements may take together, handed out in equal shares.
 
     Args:
-        seconds: All of them.
+        seconds: To be spent by all measurements, about.
         clock: Gives the time in seconds.
         others: Returns the processor seconds that other processes have used so far of the
             processors of this one; None where nobody knows.

@@ -8,6 +8,7 @@ up and does not count.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,9 @@ WRONG: Final = 1.5
 """How far a prediction may be from what is measured; it is believed as far as that."""
 _SLOWER: Final = 2.0
 """A placement whose first counted run takes so many times as long is not run again."""
+_ENOUGH_S: Final = 0.1
+_MOST_ROUNDS: Final = 30
+"""Short runs are repeated more often, for about that long."""
 _BETTER: Final = 0.95
 """Another placement than the one that was predicted to be the fastest is kept below this."""
 
@@ -81,12 +85,12 @@ def measure_placements(
             if not holds or ways[number].seconds < ways[0].seconds * WRONG**2:
                 enter(number)
         best = min((s for s in found if s is not None), default=0.0)
-        for _ in range(ROUNDS - 1):
-            for number, turn in turns.items():
+        near = [n for n in turns if (known := found[n]) is not None and known <= _SLOWER * best]
+        rounds = max(ROUNDS, min(_MOST_ROUNDS, round(_ENOUGH_S / max(best, 1e-6))))
+        for _ in range(rounds - 1 if len(near) > 1 else 0):
+            for number in near:
                 known = found[number]
-                assert known is not None
-                if len(turns) > 1 and known <= _SLOWER * best:
-                    found[number] = min(known, turn())
+                found[number] = min(turns[number](), known or inf)
     return found
 
 

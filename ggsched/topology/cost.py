@@ -45,7 +45,6 @@ class Work(NamedTuple):
     """What a node does.
 
     Attributes:
-        op: Its op.
         family: Of the kernels that compute it, see ``OpDef.family``.
         flops: Operations.
         nbytes: Bytes that are read and written.

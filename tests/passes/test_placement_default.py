@@ -18,7 +18,8 @@ from ggsched.passes.place import Constraints
 from ggsched.passes.placement.automatic import Automatic
 from ggsched.plan.text import plan_text
 from ggsched.scheduler import Scheduler
-from ggsched.topology.cost import Link, MachineRates, Rates, guessed_rates
+from ggsched.topology.caps import HOST_PROCESSOR
+from ggsched.topology.cost import KernelRate, Link, MachineRates, Rates, guessed_rates
 from tests.passes.machines import device, machine
 from tests.support.verified_plans import verified_plan
 
@@ -377,3 +378,36 @@ def test_work_of_two_devices_on_one_processor_adds_up():
             seconds[names, bool(second)] = predict_step(graph, plan, rates).seconds
     assert seconds[("host", "host"), True] >= seconds[("host", "host"), False]
     assert seconds[("", ""), True] < 0.7 * seconds[("", ""), False]
+
+
+BESIDE = machine(
+    device("cpu:0", kind="cpu", is_host=True, processor=HOST_PROCESSOR),
+    device("x:0", kind="accelerator", processor=HOST_PROCESSOR),
+)
+
+
+def placed_beside(products, functions):
+    """Return where a graph is placed on the backend cpu and a device that is so many times as fast."""
+    g = GraphBuilder()
+    x = g.input("x", (256, 256))
+    for i in range(4):
+        x = g.silu(g.mul_mat(g.weight(f"w{i}", (256, 256)), x))
+    kinds = [(1.0, 1.0), (products, functions)]
+    devices = tuple(
+        Rates(1e9 * p, 1e12, 1e12, 1, 1e-7, 1e-7, kernels=(KernelRate("silu", 1e7 * f, 1e12),))
+        for p, f in kinds
+    )
+    rates = replace(guessed_rates(BESIDE), devices=devices)
+    plan = make_plan(g.build(x), BESIDE, Constraints(rates=rates), placement="cost")
+    return {choice.device for choice in plan.placement.choices}
+
+
+@pytest.mark.parametrize(("products", "functions", "used"), [
+    (1.0, 1.0, {0}),
+    (1.3, 1.3, {0}),  # by less than predictions are wrong
+    (2.0, 2.0, {1}),
+    (0.5, 8.0, {0}),  # a crossing for each node, for the sake of some of them
+    (0.01, 1e3, {0}),
+])  # fmt: skip
+def test_another_device_on_the_processor_needs_a_clear_gain(products, functions, used):
+    assert placed_beside(products, functions) == used

@@ -43,8 +43,10 @@ _ESTIMATED_NODES: Final = 50_000
 """Nodes of all estimates that the moves may make."""
 _LONG: Final = 8
 """Runs of more than such a part of a graph are moved before chains."""
-_GAIN: Final = 1.3
+_GAIN: Final = 1.5
 """What it takes to leave the backend cpu for another device on the same processor."""
+_SPLIT_GAIN: Final = 2.5
+"""What it takes to share a graph with it, which has crossings besides that take turns with both."""
 _RESERVES: Final = 4
 """List schedules to try, each with more memory left to intermediate results."""
 
@@ -146,9 +148,9 @@ class _Search:
             return best
         lacks, seconds = best.rank
         names = [f"{d.name} alone" for d in facts if d.kind == "cpu"]
-        near = [
-            c for c in self.candidates if c.name in names and c.rank <= (lacks, seconds * _GAIN)
-        ]
+        gain = _SPLIT_GAIN if len(set(best.home) - {-1}) > 1 else _GAIN
+        limit = lacks, seconds * gain
+        near = [c for c in self.candidates if c.name in names and c.rank <= limit]
         return min(near, key=lambda c: c.rank, default=best)
 
     def note(self, name: str, home: Home) -> _Candidate:
