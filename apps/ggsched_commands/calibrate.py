@@ -192,11 +192,18 @@ def _end(found: "Calibration", device: int) -> str:
 
 
 def _rates_table(found: "Calibration") -> Table:
+    from ggsched.calibrate.samples import RECIPES
+
     grid = new_table("device", "rate of", ">compute", ">memory", ">time")
     for name, rates in zip(found.names, found.rates.devices, strict=True):
-        for kernel in rates.kernels:
+        shown = [k for k in rates.kernels if k.name in RECIPES or k.name.startswith("mul_mat:")]
+        for kernel in shown:
             pace = rate_text(kernel.flops, "FLOP"), rate_text(kernel.bandwidth)
             grid.add_row(name, kernel.name, *pace, "")
+        if len(rates.kernels) > len(shown):
+            grid.add_row(
+                name, f"{len(rates.kernels) - len(shown)} single ops: see --json", "", "", ""
+            )
         together = rate_text(rates.total_bandwidth)
         grid.add_row(name, "two streams", f"x{rates.parallel}", together, "")
         for what, seconds in (

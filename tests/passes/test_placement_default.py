@@ -387,7 +387,7 @@ BESIDE = machine(
 
 
 def placed_beside(products, functions):
-    """Return where a graph is placed on the backend cpu and a device that is so many times as fast."""
+    """Return where a graph runs beside a device that is so many times as fast as the cpu."""
     g = GraphBuilder()
     x = g.input("x", (256, 256))
     for i in range(4):
