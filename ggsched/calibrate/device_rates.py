@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ggsched.backend.protocols import Program, Stream
-from ggsched.calibrate.samples import samples
+from ggsched.calibrate.samples import Samples, samples
 from ggsched.calibrate.timing import NOT_TRUSTED, Allowance, Disturbed
 from ggsched.calibrate.workload import TIMEOUT_S, Bench, activations, chain, products, sums
 from ggsched.errors import GgschedError
@@ -64,6 +64,7 @@ def measure_rates(
     allowance: Allowance,
     note: Note,
     older: Rates | None = None,
+    wanted: tuple[Samples, Samples] | None = None,
 ) -> tuple[Rates | None, list[str]]:
     """Return the rates of a device, and what could not be measured.
 
@@ -77,11 +78,12 @@ def measure_rates(
         allowance: How long that may take.
         note: Called with what is measured next.
         older: What was measured of it before.
+        wanted: What ``samples`` returns for it, which takes a while.
     """
     facts = bench.device.facts
     dtypes = [d for d in FLOAT_DTYPES if op_key("mul_mat", d.name) in facts.ops]
     kinds = [(f"mul_mat:{d.name}", _product_of(d)) for d in dtypes]  # f32 is the first
-    families, others = samples(facts)
+    families, others = wanted or samples(facts)
     steps: list[tuple[str, Callable[[_Work], None]]] = [
         ("nodes", _nodes),
         ("elements", _elements),

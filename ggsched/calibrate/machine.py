@@ -13,6 +13,7 @@ from ggsched.backend.protocols import Device, Stream
 from ggsched.calibrate.device_rates import measure_rates
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import Sample, measure_copy, measure_download, measure_upload
+from ggsched.calibrate.samples import samples as samples_of
 from ggsched.calibrate.timing import NOT_TRUSTED, Allowance, Clock, Disturbed
 from ggsched.calibrate.workload import Bench
 from ggsched.errors import GgschedError
@@ -91,9 +92,10 @@ def calibrate(
             def note(what: str, name: str = name) -> None:
                 report(name, what)
 
+            wanted = samples_of(device.facts)
             allowance = Allowance(for_each, others=others, is_strict=is_strict)
             before = older.get(device_identity(device.facts))
-            found, left_out = measure_rates(bench, streams[-1], allowance, note, before)
+            found, left_out = measure_rates(bench, streams[-1], allowance, note, before, wanted)
             rates.append(found or rates_of(device.facts))
             unknown |= {name} if found is None else set()
             missing += [f"{name}: {line}" for line in left_out]

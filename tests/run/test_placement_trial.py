@@ -63,9 +63,9 @@ def place_of(scheduler, graph, wanted):
 
 
 @pytest.mark.parametrize(("real", "said", "kept", "ran"), [
-    ((2.0, 1.0), (1.0, 3.0), "test:1", [6, 7]),  # the prediction does not hold: both are run
+    ((2.0, 1.0), (1.0, 3.0), "test:1", [14, 15]),  # the prediction does not hold: both are run
     ((1.0, 9.0), (1.0, 3.0), "test:0", [3, 0]),  # it holds, and the other cannot be faster
-    ((1.0, 0.7), (1.0, 2.0), "test:1", [6, 7]),  # it holds, but may be wrong by as much
+    ((1.0, 0.7), (1.0, 2.0), "test:1", [14, 15]),  # it holds, but may be wrong by as much
     ((1.0, 9.0), (9.0, 1.0), "test:0", [3, 2]),  # a slow one is not run again
     ((1.0, 0.99), (1.0, 1.2), "test:0", [7, 6]),  # no clear gain
 ])  # fmt: skip
