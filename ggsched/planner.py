@@ -134,6 +134,10 @@ class Planner:
         policy, wanted = self._resolved(graph, constraints)
         return decomposed_plan(graph, self._topology, wanted, self._options, policy)
 
+    def known_homes(self, graph: Graph) -> dict[str, int]:
+        """Return where plans of other graphs have put weights and states of a graph, by name."""
+        return {name: device for name, device in self._known_homes.items() if name in graph}
+
     def is_measured(self, graph: Graph, constraints: Constraints) -> bool:
         """Whether the first run of a graph decides where it is placed."""
         policy = self._placement

@@ -281,8 +281,11 @@ class Scheduler:
             return planned
         self._order.settle()
         choices = {"predicted": planned}
+        homes = self._planner.known_homes(before)
         for device, facts in enumerate(self.topology.devices):
-            pinned = replace(wanted, pins=dict.fromkeys(range(len(before.nodes)), device))
+            pinned = replace(
+                wanted, homes=homes, pins=dict.fromkeys(range(len(before.nodes)), device)
+            )
             choices[f"{facts.name} alone"] = self._decomposed(before, pinned, planned.tensor_of)
         ways, kept = list[TriedPlacement](), list[Planned]()
         rates = wanted.rates_on(self.topology)

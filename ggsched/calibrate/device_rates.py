@@ -100,10 +100,10 @@ def measure_rates(
     for number, (what, step) in enumerate(steps):
         work.left = _MEASUREMENTS * (len(steps) - number)
         try:
-            if allowance.is_spent:
-                missing.append(f"{what}: {NO_TIME}")
-            else:
+            if not allowance.is_spent:
                 step(work)
+            elif what not in doubts:
+                missing.append(f"{what}: {NO_TIME}")
         except GgschedError as error:
             missing.append(f"{what}: {error.one_line()}")
         except Disturbed as error:
@@ -111,7 +111,8 @@ def measure_rates(
                 steps.append((what, step))  # once more, at the end
             doubts[what] = f"{what}: {NOT_TRUSTED}, {error}"
         else:
-            doubts.pop(what, None)
+            if not allowance.is_spent:
+                doubts.pop(what, None)
     is_unknown = older is None and any(what in doubts for what in _FIRST)
     missing += doubts.values()
     kernels = tuple(work.kernels[name] for name in sorted(work.kernels))

@@ -22,7 +22,7 @@ Maker = Callable[[int], Graph]
 Samples = Mapping[str, Sequence[Maker]]
 
 Recipe = Callable[[GraphBuilder, OpDef, int], Tensor]
-"""Adds a node of an op to a builder; its work grows with a scale, which is a power of four."""
+"""Adds a node of an op to a builder; its work grows with a scale, which is a power of eight."""
 
 
 def _conv(channels: int, *kernel: int, group: int = 1) -> Recipe:

@@ -113,6 +113,24 @@ def test_weights_live_where_the_graph_is_and_others_follow():
     assert_released(*made.devices)
 
 
+def test_weights_stay_where_another_graph_has_put_them():
+    """Whatever is measured: they have one home."""
+    made = Timed(2.0, 1.0)
+    w = np.ones(X.shape, np.float32)
+    with made.scheduler(weights={"w": w}) as scheduler:
+        g = GraphBuilder("first")
+        first = g.build(z=g.add(g.input("x", X.shape), g.weight("w", X.shape)))
+        wanted = made.rates(scheduler, 9.0, 20.0)
+        scheduler.run(first, {"x": X}, wanted)
+        assert scheduler.resident_nbytes("weight") == {"test:0": w.nbytes}
+        graph = one_node(weight=True)
+        for _ in range(2):
+            np.testing.assert_array_equal(scheduler.run(graph, {"x": X}, wanted)["y"], X + 1)
+        assert scheduler.resident_nbytes("weight") == {"test:0": w.nbytes}
+        assert place_of(scheduler, graph, wanted)[-1] == "test:1"
+    assert_released(*made.devices)
+
+
 def test_prepare_measures_with_zeros():
     made = Timed(2.0, 1.0)
     with made.scheduler() as scheduler:

@@ -52,10 +52,11 @@ def node_work(graph: Graph, node: Node) -> Work:
     if family == PRODUCTS:
         family = op_key(PRODUCTS, operands[0].dtype.name)
     whole = float(result.nbytes + sum(t.nbytes for t in operands))
+    flops = 2.0 * max(result.size, operands[0].size)
     return Work(
         node.op,
         family,
-        2.0 * max(result.size, operands[0].size) if op.flops is None else op.flops(*shapes, **full),
+        flops if op.flops is None else float(op.flops(*shapes, **full)),
         whole if op.nbytes is None else op.nbytes(operands, result),
         1.0 if op.sequential is None else op.sequential(*shapes, **full),
     )
