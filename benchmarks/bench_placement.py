@@ -3,7 +3,8 @@
 Each graph runs on each device alone, and placed by guesses, by rates that were measured before in
 the same process, and by measurement (``placement="autotune"``). A ratio is the fastest run of a
 placement by that of the best device; of a graph that is placed on one device, that device's. Other
-processes only ever add time, so rounds are taken until the ratio is met, for a bounded time.
+processes only ever add time, so rounds are taken until the ratio is met, for a bounded time. Rates
+that ``ggsched calibrate`` would not trust on a busy machine are used here.
 """
 
 import time

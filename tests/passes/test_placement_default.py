@@ -386,7 +386,7 @@ BESIDE = machine(
 )
 
 
-def placed_beside(products, functions):
+def placed_beside(products, functions, pace=1e7):
     """Return where a graph runs beside a device that is so many times as fast as the cpu."""
     g = GraphBuilder()
     x = g.input("x", (256, 256))
@@ -394,7 +394,7 @@ def placed_beside(products, functions):
         x = g.silu(g.mul_mat(g.weight(f"w{i}", (256, 256)), x))
     kinds = [(1.0, 1.0), (products, functions)]
     devices = tuple(
-        Rates(1e9 * p, 1e12, 1e12, 1, 1e-7, 1e-7, kernels=(KernelRate("silu", 1e7 * f, 1e12),))
+        Rates(1e9 * p, 1e12, 1e12, 1, 1e-7, 1e-7, kernels=(KernelRate("silu", pace * f, 1e12),))
         for p, f in kinds
     )
     rates = replace(guessed_rates(BESIDE), devices=devices)
@@ -411,3 +411,8 @@ def placed_beside(products, functions):
 ])  # fmt: skip
 def test_another_device_on_the_processor_needs_a_clear_gain(products, functions, used):
     assert placed_beside(products, functions) == used
+
+
+def test_the_other_device_alone_is_taken_where_sharing_gains_too_little():
+    """Products are a little slower there, so sharing is predicted best, by a factor of two."""
+    assert placed_beside(0.97, 1e3, pace=4e6) == {1}

@@ -146,12 +146,15 @@ class _Search:
         facts = self.problem.topology.devices
         if not any(d >= 0 and is_beside_cpu(facts[d]) for d in best.home):
             return best
-        lacks, seconds = best.rank
-        names = [f"{d.name} alone" for d in facts if d.kind == "cpu"]
-        gain = _SPLIT_GAIN if len(set(best.home) - {-1}) > 1 else _GAIN
-        limit = lacks, seconds * gain
-        near = [c for c in self.candidates if c.name in names and c.rank <= limit]
-        return min(near, key=lambda c: c.rank, default=best)
+        own = {f"{d.name} alone" for d in facts if d.kind == "cpu"}
+        cpu = min((c for c in self.candidates if c.name in own), key=lambda c: c.rank, default=best)
+        others = (c for c in self.candidates if c is best or c.name.endswith(" alone"))
+        for other in sorted(others, key=lambda c: c.rank):
+            lacks, seconds = other.rank
+            gain = _SPLIT_GAIN if len(set(other.home) - {-1}) > 1 else _GAIN
+            if cpu.rank > (lacks, seconds * gain):
+                return other
+        return cpu
 
     def note(self, name: str, home: Home) -> _Candidate:
         """Plan a candidate; the best of a name is kept."""
