@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from types import TracebackType
 from typing import Final, Self
 
@@ -303,7 +304,9 @@ class Scheduler:
         times = measure_placements(ways, place, given, self._clock)
         best = kept_placement(times)
         compared = tuple(
-            PlacementCandidate(way.name, way.seconds, 0, i == best, measured_s=times[i])
+            PlacementCandidate(
+                way.name, way.seconds, 0, i == best, measured_s=times[i] if times[i] < inf else None
+            )
             for i, way in enumerate(ways)
         )
         choice, placement = kept[best], ways[best].plan.placement

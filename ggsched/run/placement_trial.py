@@ -27,6 +27,9 @@ _SLOWER: Final = 2.0
 _ENOUGH_S: Final = 0.1
 _MOST_ROUNDS: Final = 30
 """Short runs are repeated more often, for about that long."""
+_BURST: Final = 4
+"""Runs behind each other in a turn: threads that wait for work sleep after a while."""
+_SHORT_S: Final = 0.02
 _BATCHES: Final = 3
 """So often another placement than the predicted one has to be faster."""
 _BETTER: Final = 0.95
@@ -55,8 +58,8 @@ def measure_placements(
     open_runtime: Callable[[], Runtime],
     inputs: Mapping[str, np.ndarray],
     clock: Callable[[], float],
-) -> list[float | None]:
-    """Return the seconds of the fastest run of each placement; None where it was not run.
+) -> list[float]:
+    """Return the seconds of the fastest run of each placement; infinity where it was not run.
 
     The first one is run in any case. Where its prediction holds, others are run only if they could
     be faster for all that predictions are wrong.
@@ -67,7 +70,7 @@ def measure_placements(
         inputs: Of the graphs.
         clock: Seconds.
     """
-    found: list[float | None] = [None for _ in ways]
+    found = [inf for _ in ways]
     with ExitStack() as stack:
         turns: dict[int, Callable[[], float]] = {}
 
@@ -76,35 +79,33 @@ def measure_placements(
                 turn = stack.enter_context(_bound(ways[number], open_runtime, inputs, clock))
                 turn()
                 found[number] = turn()
+                for _ in range(_BURST - 1 if found[number] < _SHORT_S else 0):
+                    found[number] = min(turn(), found[number])
             except GgschedError:
                 return  # no memory for it, or it fails: the run itself says so
             turns[number] = turn
 
         enter(0)
-        first = found[0]
-        holds = first is not None and ways[0].seconds / WRONG <= first <= ways[0].seconds * WRONG
+        holds = ways[0].seconds / WRONG <= found[0] <= ways[0].seconds * WRONG
         for number in range(1, len(ways)):
             if not holds or ways[number].seconds < ways[0].seconds * WRONG**2:
                 enter(number)
-        best = min((s for s in found if s is not None), default=0.0)
-        near = [n for n in turns if (known := found[n]) is not None and known <= _SLOWER * best]
+        best = min(found)
+        near = [number for number in turns if found[number] <= _SLOWER * best]
         rounds = max(ROUNDS, min(_MOST_ROUNDS, round(_ENOUGH_S / max(best, 1e-6)))) - 1
         for _ in range(_BATCHES if len(near) > 1 else 0):
-            for number in near * rounds:
-                found[number] = min(turns[number](), found[number] or inf)
+            for number in near * -(-rounds // _BURST):
+                for _ in range(_BURST):
+                    found[number] = min(turns[number](), found[number])
             if kept_placement(found) == 0:
                 break  # another one has to be faster again and again
     return found
 
 
-def kept_placement(found: Sequence[float | None]) -> int:
+def kept_placement(found: Sequence[float]) -> int:
     """Return which placement is kept: the first, unless another one is clearly faster."""
-    known = [(s, number) for number, s in enumerate(found) if s is not None]
-    if not known:
-        return 0
-    seconds, number = min(known)
-    first = found[0]
-    return number if first is None or seconds < _BETTER * first else 0
+    best = min(range(len(found)), key=found.__getitem__)
+    return best if found[best] < _BETTER * found[0] else 0
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """``placement="autotune"``: the first run measures each device alone, and the faster one stays."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def test_what_the_caller_pins_is_not_tried():
 
 
 @pytest.mark.parametrize(("found", "kept"), [
-    ([None, None], 0), ([None, 2.0], 1), ([1.0, None], 0), ([1.0, 0.97], 0), ([1.0, 0.5, 0.4], 2),
+    ([inf, inf], 0), ([inf, 2.0], 1), ([1.0, inf], 0), ([1.0, 0.97], 0), ([1.0, 0.5, 0.4], 2),
 ])  # fmt: skip
 def test_the_first_is_kept_unless_another_is_clearly_faster(found, kept):
     assert kept_placement(found) == kept
