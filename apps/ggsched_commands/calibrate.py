@@ -184,6 +184,7 @@ def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, A
         "links": links,
         "network": network,
         "missing": list(found.missing),
+        "unknown": sorted(found.unknown),
     }
 
 
@@ -196,6 +197,9 @@ def _rates_table(found: "Calibration") -> Table:
 
     grid = new_table("device", "rate of", ">compute", ">memory", ">time")
     for name, rates in zip(found.names, found.rates.devices, strict=True):
+        if name in found.unknown:
+            grid.add_row(name, "nothing: disturbed", "", "", "")
+            continue
         shown = [k for k in rates.kernels if k.name in RECIPES or k.name.startswith("mul_mat:")]
         for kernel in shown:
             pace = rate_text(kernel.flops, "FLOP"), rate_text(kernel.bandwidth)

@@ -82,4 +82,5 @@ def test_a_busy_machine_is_named_and_nothing_is_kept(calibrate, tmp_path, monkey
     assert code == 0
     said = " ".join(out.split())
     assert re.search(r"disturbed: \d+ rates of cpu:0, as of .+: other processes used \d", said)
+    assert "cpu:0 nothing: disturbed" in said
     assert json.loads(path.read_text(encoding="utf-8"))["devices"] == {}
