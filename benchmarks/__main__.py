@@ -25,6 +25,7 @@ SUITES = (
     "llama",
     "load",
     "predict",
+    "placement",
     "cluster",
     "scale",
     "page",

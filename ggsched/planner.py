@@ -134,6 +134,19 @@ class Planner:
         policy, wanted = self._resolved(graph, constraints)
         return decomposed_plan(graph, self._topology, wanted, self._options, policy)
 
+    def known_homes(self, graph: Graph) -> dict[str, int]:
+        """Return where plans of other graphs have put weights and states of a graph, by name."""
+        return {name: device for name, device in self._known_homes.items() if name in graph}
+
+    def is_measured(self, graph: Graph, constraints: Constraints) -> bool:
+        """Whether the first run of a graph decides where it is placed."""
+        policy = self._placement
+        if not isinstance(policy, Automatic) or not policy.is_measured:
+            return False
+        return constraints.placed is None and (
+            policy.for_graph(graph, self._topology, constraints) is policy.by_cost
+        )
+
     def next_key(self, graph: Graph, constraints: Constraints) -> PlanKey:
         """Return the key of the plan that the next run uses."""
         key = self._key(graph, constraints)

@@ -12,22 +12,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
+from msgspec import structs
 
 from ggsched.backend.free_memory import free_nbytes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
-from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_weights
+from ggsched.errors import OutOfDeviceMemory, PlanError, UsageError
+from ggsched.interchange.dlpack_import import ArrayLike, WeightsLike, host_arrays, host_weights
 from ggsched.ir.graph import Graph
+from ggsched.ir.tensor import Role
+from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints, PlacementPolicy
 from ggsched.passes.recognise import recognise_attention
 from ggsched.plan.bundle import Plan
+from ggsched.plan.placement import PlacementCandidate
 from ggsched.planner import KEPT, CacheInfo, PlanKey, Planner
 from ggsched.report.debug_output import log_machine, recorder_for
 from ggsched.report.predicted_timeline import recorded_run
@@ -36,6 +41,7 @@ from ggsched.run.cache import RecentCache
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.following import state_streams, takes_turns
+from ggsched.run.placement_trial import TriedPlacement, kept_placement, measure_placements
 from ggsched.run.protocols import Run
 from ggsched.run.release import close_after, close_all
 from ggsched.run.run_order import Outputs, RunOrder, StartedRun
@@ -122,14 +128,16 @@ class Scheduler:
                 live: ``"ggml"`` for ggml's rules, ``"cost"`` for the least predicted time, or a
                 policy (see ``ggsched.passes.place``). The default, ``"auto"``, is ``"cost"`` for
                 graphs without pins and homes on several devices, with the rates that ``ggsched
-                calibrate`` measured if there are any; and ggml's rules for others. Graphs that
+                calibrate`` measured if there are any; and ggml's rules for others. ``"autotune"``
+                also measures each device alone on the inputs of the first run, with weights and
+                states of its own, and keeps what is faster. Graphs that
                 share a weight or a state need one home for it: the default keeps the first, other
                 policies need it in the constraints.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident. If it
                 has a method ``stage``, that is called with a description of the current step.
             recorder: Records every call on the devices.
-            clock: Seconds, for ``streams="autotune"``.
+            clock: Seconds, for ``streams="autotune"`` and ``placement="autotune"``.
 
         Raises:
             UsageError: an invalid device name, no devices, a memory budget for a device that is
@@ -218,11 +226,17 @@ class Scheduler:
         """
         return self.planned(graph, constraints).graph
 
-    def planned(self, graph: Graph, constraints: Constraints | None = None) -> Planned:
+    def planned(
+        self,
+        graph: Graph,
+        constraints: Constraints | None = None,
+        inputs: Mapping[str, ArrayLike] | None = None,
+    ) -> Planned:
         """Return ``planned_graph`` with the constraints for it, and what its nodes were.
 
         Args:
             constraints: Homes of weights and states, pins of nodes, rates; none by default.
+            inputs: What ``placement="autotune"`` measures with; zeros by default.
 
         Examples:
             >>> with Scheduler(["cpu:0"]) as scheduler:
@@ -231,7 +245,8 @@ class Scheduler:
         """
         wanted = self._wanted(constraints)
         return self._planned.get(
-            (graph.digest, wanted.digest), lambda: self._make_planned(graph, wanted)
+            (graph.digest, wanted.digest),
+            lambda: self._measured(self._make_planned(graph, wanted), wanted, inputs),
         )
 
     def _wanted(self, constraints: Constraints | None) -> Constraints:
@@ -247,10 +262,57 @@ class Scheduler:
             found = recognise_attention(graph, self.topology)
             if found is not None:
                 made, tensor_of = found.graph, found.tensor_of
-        decomposed = self._planner.decomposed(made, wanted)
-        if decomposed is None:
-            return Planned(made, wanted, tensor_of, made)
-        return Planned(decomposed.graph, decomposed.constraints, tensor_of, made, decomposed.origin)
+        return self._decomposed(made, wanted, tensor_of)
+
+    def _decomposed(
+        self, graph: Graph, wanted: Constraints, tensor_of: Mapping[int, int] | None
+    ) -> Planned:
+        found = self._planner.decomposed(graph, wanted)
+        if found is None:
+            return Planned(graph, wanted, tensor_of, graph)
+        return Planned(found.graph, found.constraints, tensor_of, graph, found.origin)
+
+    def _measured(
+        self, planned: Planned, wanted: Constraints, inputs: Mapping[str, ArrayLike] | None
+    ) -> Planned:
+        """Return what is fastest by measurement, where the policy of placement asks for it."""
+        before = planned.before
+        is_local = self._runtime.tensors is not None
+        if not is_local or not self._planner.is_measured(before, wanted):
+            return planned
+        self._order.settle()
+        choices = {"predicted": planned}
+        homes = self._planner.known_homes(before)
+        for device, facts in enumerate(self.topology.devices):
+            pinned = replace(
+                wanted, homes=homes, pins=dict.fromkeys(range(len(before.nodes)), device)
+            )
+            choices[f"{facts.name} alone"] = self._decomposed(before, pinned, planned.tensor_of)
+        ways, kept = list[TriedPlacement](), list[Planned]()
+        rates = wanted.rates_on(self.topology)
+        for name, choice in choices.items():
+            try:
+                plan = self._planner.draft(choice.graph, choice.constraints)
+            except PlanError:
+                continue  # a device that lacks an op
+            if not any(_devices(plan) == _devices(way.plan) for way in ways):
+                seconds = predict_step(choice.graph, plan, rates).seconds
+                ways.append(TriedPlacement(name, choice.graph, plan, seconds))
+                kept.append(choice)
+        given = _zeros(before) if inputs is None else host_arrays(inputs)
+        place = partial(open_runtime, self._bare, self._weights, self.settings, None, None)
+        times = measure_placements(ways, place, given, self._clock)
+        best = kept_placement(times)
+        compared = tuple(
+            PlacementCandidate(
+                way.name, way.seconds, 0, i == best, measured_s=times[i] if times[i] < inf else None
+            )
+            for i, way in enumerate(ways)
+        )
+        choice, placement = kept[best], ways[best].plan.placement
+        placement = structs.replace(placement, candidates=compared)
+        constraints = replace(choice.constraints, pins={}, placed=placement)
+        return replace(choice, constraints=constraints)
 
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
         """Return the plan that ``plan`` would, neither checked nor kept.
@@ -307,7 +369,7 @@ class Scheduler:
             (1, 3)
         """
         self._order.settle()
-        planned, executor, is_tried = self._chosen(graph, constraints)
+        planned, executor, is_tried = self._chosen(graph, constraints, inputs)
         return _outputs(graph, planned, self._run(executor, planned, inputs, is_tried, copy))
 
     @guarded()
@@ -340,7 +402,7 @@ class Scheduler:
             ...     [float(run.outputs()["y"][0, 0]) for run in runs]
             [0.0, 2.0, 4.0]
         """
-        planned, executor, is_tried = self._chosen(graph, constraints)
+        planned, executor, is_tried = self._chosen(graph, constraints, inputs)
         if not self.overlaps:
             made = self._run(executor, planned, inputs, is_tried, copy=True)
             return StartedRun.ended(self.guard, _outputs(graph, planned, made))
@@ -358,12 +420,14 @@ class Scheduler:
         is_local = self._runtime.tensors is not None
         return is_local and not is_tried and not self.settings.memory_budget
 
-    def _chosen(self, graph: Graph, constraints: Constraints | None) -> tuple[Planned, Run, bool]:
+    def _chosen(
+        self, graph: Graph, constraints: Constraints | None, inputs: Mapping[str, ArrayLike]
+    ) -> tuple[Planned, Run, bool]:
         """Return what was planned for a graph, what runs it, and whether that is a trial."""
         repeated = self._order.repeated(graph, constraints)
         if repeated is not None:
             return *repeated, False
-        planned = self.planned(graph, constraints)
+        planned = self.planned(graph, constraints, inputs)
         executor = self._executor(planned.graph, planned.constraints)
         if self.settings.streams == "autotune":
             is_tried = self._planner.is_tried(planned.graph, planned.constraints)
@@ -742,6 +806,20 @@ def _outputs(graph: Graph, planned: Planned, made: dict[int, np.ndarray]) -> Out
     if planned.tensor_of is None:
         return Outputs(graph, made)
     return Outputs(graph, {tid: made[new] for tid, new in planned.tensor_of.items()})
+
+
+def _devices(plan: Plan) -> list[int]:
+    return [choice.device for choice in plan.placement.choices]
+
+
+def _zeros(graph: Graph) -> dict[str, np.ndarray]:
+    """Return inputs of a graph."""
+    inputs = [t for t in graph.tensors if t.role is Role.INPUT and not t.is_view]
+    found = {}
+    for t in inputs:
+        packed = (*t.shape[:-1], t.dtype.row_nbytes(t.shape[-1])) if t.dtype.is_quantized else ()
+        found[t.name] = np.zeros(packed or t.shape, t.dtype.host)
+    return found
 
 
 def _measured_rates(topology: Topology, settings: Settings) -> MachineRates | None:

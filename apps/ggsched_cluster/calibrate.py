@@ -35,11 +35,13 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
     links: dict[tuple[int, int], Link] = {}
     samples: dict[tuple[int, int], list[Sample]] = {}
     missing: list[str] = []
+    unknown = set[int]()
     enqueue_s = 0.0
     for machine, (name, first) in enumerate(zip(names, group.first, strict=True)):
         report(name, "its devices")
         found = driver.calibrate(machine, _SHARE_OF_MACHINES * seconds / len(names))
         rates += found.rates.devices
+        unknown |= {first + found.names.index(name) for name in found.unknown}
         links |= {_moved(pair, first): link for pair, link in found.rates.links.items()}
         samples |= {_moved(pair, first): some for pair, some in found.samples.items()}
         missing += [f"{name}/{line}" for line in found.missing]
@@ -62,6 +64,7 @@ def calibrate_group(group: Group, seconds: float, progress: Progress | None = No
         samples,
         tuple(missing),
         time.perf_counter() - began,
+        frozenset(topology.devices[i].name for i in unknown),
     )
 
 

@@ -27,6 +27,7 @@ from ggsched.backend.progress import progress_of
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
 from ggsched.calibrate.machine import calibrate
+from ggsched.calibrate.timing import others_of_this_process
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
 from ggsched.ir.text import parse_graph
@@ -330,7 +331,8 @@ class Worker:
         return self._record.recorder.run_of(plan, TracedPlan)
 
     def _calibrate(self, message: m.Calibrate, _frames: Sequence[memoryview]) -> None:
-        found = calibrate(self._devices, message.seconds, self._steps)
+        others = others_of_this_process()
+        found = calibrate(self._devices, message.seconds, self._steps, others=others)
         self._done(message.id, msgspec.msgpack.encode(found))
 
     def _probe(self, message: m.Probe, _frames: Sequence[memoryview]) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ggsched.calibrate.device_rates import NO_TIME
+from ggsched.calibrate.timing import NOT_TRUSTED
 from ggsched.cli.console import messages, new_table, output, write_json
 from ggsched.cli.options import OwnOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
@@ -42,7 +43,7 @@ def _seconds(text: str) -> float:
     "--time-budget seconds",
     "Time that measuring may take, approximately.",
     _seconds,
-    12.0,
+    30.0,
     metavar="S",
     cls=OwnOption,
     old="--seconds",
@@ -66,11 +67,13 @@ def calibrate(
 ) -> None:
     """Measure this machine, for the predictions of the cost model.
 
-    Nothing else should run meanwhile. Plans are right with any rates, and better with true ones.
+    Nothing else should run meanwhile: what is disturbed is not kept. Plans are right with any
+    rates, and better with true ones.
     """
     from ggsched.backend.registry import open_devices
-    from ggsched.calibrate.cache import save_rates
+    from ggsched.calibrate.cache import older_rates, save_rates
     from ggsched.calibrate.machine import calibrate as measure
+    from ggsched.calibrate.timing import others_of_this_process
     from ggsched.run.release import close_all
     from ggsched_cluster.calibrate import calibrate_group
     from ggsched_cluster.remote_devices import group_of
@@ -82,7 +85,8 @@ def calibrate(
         with _progress(messages()) as show:
             group = group_of(opened)
             if group is None:
-                found = measure(opened, seconds, show)
+                others = others_of_this_process()
+                found = measure(opened, seconds, show, older=older_rates(target), others=others)
             else:
                 found = calibrate_group(group, seconds, show)
     finally:
@@ -101,9 +105,15 @@ def calibrate(
 
 
 def missing_lines(missing: Sequence[str]) -> Iterator[str]:
-    """Yield what was not measured, what lacked time as a number for each device."""
+    """Yield what is not kept; what lacked time or was disturbed as a number for each device."""
     late = Counter(m.partition(": ")[0] for m in missing if m.endswith(NO_TIME))
-    yield from (f"not measured: {m}" for m in missing if not m.endswith(NO_TIME))
+    doubted = [m for m in missing if f": {NOT_TRUSTED}, " in m]
+    others = [m for m in missing if not m.endswith(NO_TIME) and m not in doubted]
+    yield from (f"not measured: {m}" for m in others)
+    for name, count in Counter(m.partition(": ")[0] for m in doubted).items():
+        _, what, why = next(m for m in doubted if m.startswith(f"{name}: ")).split(": ", 2)
+        reason = why.removeprefix(f"{NOT_TRUSTED}, ")
+        yield f"disturbed: {count} rates of {name}, as of {what}: {reason}; older ones are kept"
     if late:
         counts = ", ".join(f"{count} rates of {name}" for name, count in late.items())
         yield f"not measured, since no time was left: {counts}; a larger --time-budget measures all"
@@ -174,6 +184,7 @@ def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, A
         "links": links,
         "network": network,
         "missing": list(found.missing),
+        "unknown": sorted(found.unknown),
     }
 
 
@@ -182,11 +193,21 @@ def _end(found: "Calibration", device: int) -> str:
 
 
 def _rates_table(found: "Calibration") -> Table:
+    from ggsched.calibrate.samples import RECIPES
+
     grid = new_table("device", "rate of", ">compute", ">memory", ">time")
     for name, rates in zip(found.names, found.rates.devices, strict=True):
-        for kernel in rates.kernels:
+        if name in found.unknown:
+            grid.add_row(name, "nothing: disturbed", "", "", "")
+            continue
+        shown = [k for k in rates.kernels if k.name in RECIPES or k.name.startswith("mul_mat:")]
+        for kernel in shown:
             pace = rate_text(kernel.flops, "FLOP"), rate_text(kernel.bandwidth)
             grid.add_row(name, kernel.name, *pace, "")
+        if len(rates.kernels) > len(shown):
+            grid.add_row(
+                name, f"{len(rates.kernels) - len(shown)} single ops: see --json", "", "", ""
+            )
         together = rate_text(rates.total_bandwidth)
         grid.add_row(name, "two streams", f"x{rates.parallel}", together, "")
         for what, seconds in (

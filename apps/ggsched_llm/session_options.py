@@ -79,10 +79,11 @@ class SessionOptions:
     plans_kept: int = 16
     fit: FitRequest | None = None
     placement: PlacementPolicy | str = flag(
-        "ggml", "--placement", ("auto", "ggml", "cost"),
+        "ggml", "--placement", ("auto", "ggml", "cost", "autotune"),
         "What decides where nodes run: ggml's rules, which follow weights and layers; or the "
         "least predicted time (cost), which also chooses where weights live. auto: cost for ONNX "
-        "models, else ggml.",
+        "models, else ggml; autotune: auto, and the first run of an ONNX model measures each "
+        "device alone.",
         heading=HOMES, unset="auto",
     )  # fmt: skip
     cache_type: CacheType = "auto"

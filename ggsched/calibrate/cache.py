@@ -8,12 +8,14 @@ cannot be understood gives one warning and is ignored: rates are hints, and no r
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.machine import Calibration
@@ -22,18 +24,23 @@ from ggsched.files.own import cache_home
 from ggsched.files.reading import MAX_TEXT_NBYTES, contents, reason
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import (
+    CAUTION,
     GUESSES,
     HOST,
     KernelRate,
     Link,
     MachineRates,
     Rates,
+    beside_cpu,
     guessed_rates,
+    is_beside_cpu,
+    machine_of,
 )
 from ggsched.topology.model import Topology
 from ggsched.whole_file import write_whole
 
-FORMAT: Final = "ggsched-rates/1"
+FORMAT: Final = "ggsched-rates/2"
+_READ: Final = ("ggsched-rates/1", FORMAT)
 AUTO: Final = "auto"
 OFF: Final = "off"
 
@@ -50,6 +57,7 @@ class KernelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     flops: float
     bandwidth: float
+    step_s: float = 0.0
 
 
 class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +160,12 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
     return file
 
 
+def older_rates(path: Path) -> dict[str, Rates]:
+    """Return the rates of all devices that a file has, by identity; none where there is none."""
+    file = read_rates(path)
+    return {} if file is None else {key: _rates(entry) for key, entry in file.devices.items()}
+
+
 def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
     """Return guesses for a machine, with what the file knows of its devices in their place."""
     guesses = guessed_rates(topology)
@@ -163,9 +177,14 @@ def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
             guessed.append(facts.name)
         else:
             days.append(entry.calibrated[:10])
-        rates.append(guess if entry is None else _rates(entry))
+        found = guess if entry is None else _rates(entry)
+        rates.append(replace(found, caution=CAUTION) if is_beside_cpu(facts) else found)
     if not days:
         return guesses
+    for i, facts in enumerate(topology.devices):
+        if facts.name in guessed and is_beside_cpu(facts):
+            own = [r for r, d in zip(rates, topology.devices, strict=True) if _is_cpu(d, facts)]
+            rates[i] = beside_cpu(own[0]) if own and own[0].kernels else rates[i]
     known = {(e.src, e.dst): Link(e.latency_s, e.bandwidth) for e in file.links}
     ends = [*enumerate(identities), (HOST, _HOST_NAME)]
     links = dict(guesses.links)
@@ -180,6 +199,11 @@ def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
     if guessed:
         source += f"; {GUESSES}: {', '.join(guessed)}"
     return MachineRates(tuple(rates), links, file.enqueue_s, source, guesses.machines, network)
+
+
+def _is_cpu(facts: DeviceFacts, other: DeviceFacts) -> bool:
+    """Whether a device is that of the backend cpu on the processor of another one."""
+    return facts.kind == "cpu" and machine_of(facts) == machine_of(other)
 
 
 def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path: Path) -> RatesFile:
@@ -199,7 +223,10 @@ def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path:
     for name, identity, rates in zip(
         calibration.names, calibration.identities, calibration.rates.devices, strict=True
     ):
-        devices[identity] = _entry(rates, facts[name].description, now)
+        if name not in calibration.unknown:
+            entry = _entry(rates, facts[name].description, now)
+            known = devices[identity].kernels if identity in devices else {}
+            devices[identity] = replace_fields(entry, kernels=known | entry.kernels)
     links = {(e.src, e.dst): e for e in old.links}
     for (src, dst), link in calibration.rates.links.items():
         a, b = (_HOST_NAME if i == HOST else calibration.identities[i] for i in (src, dst))
@@ -232,7 +259,7 @@ def _warn(path: Path, why: str) -> None:
 
 def _wrong(file: RatesFile) -> Iterator[str]:
     """Yield what is wrong with a file that has the right shape."""
-    if file.format != FORMAT:
+    if file.format not in _READ:
         yield f"format {file.format!r} instead of {FORMAT!r}"
     numbers = [("enqueue_s", file.enqueue_s, False)]
     for identity, d in file.devices.items():
@@ -241,6 +268,7 @@ def _wrong(file: RatesFile) -> Iterator[str]:
         numbers += [(identity, float(d.parallel), True)]
         for name, kernel in d.kernels.items():
             numbers += [(f"{identity} {name}", x, True) for x in (kernel.flops, kernel.bandwidth)]
+            numbers += [(f"{identity} {name}", kernel.step_s, False)]
     for e in file.links:
         numbers += [(f"{e.src} -> {e.dst}", e.bandwidth, True)]
         numbers += [(f"{e.src} -> {e.dst}", e.latency_s, False)]
@@ -255,10 +283,12 @@ def numbers_of(rates: Rates | DeviceEntry) -> dict[str, Any]:
 
 
 def _rates(entry: DeviceEntry) -> Rates:
-    kernels = [KernelRate(n, k.flops, k.bandwidth) for n, k in sorted(entry.kernels.items())]
+    kernels = [
+        KernelRate(n, k.flops, k.bandwidth, k.step_s) for n, k in sorted(entry.kernels.items())
+    ]
     return Rates(**numbers_of(entry), kernels=tuple(kernels))
 
 
 def _entry(rates: Rates, description: str, now: str) -> DeviceEntry:
-    kernels = {k.name: KernelEntry(k.flops, k.bandwidth) for k in rates.kernels}
+    kernels = {k.name: KernelEntry(k.flops, k.bandwidth, k.step_s) for k in rates.kernels}
     return DeviceEntry(description, now, **numbers_of(rates), kernels=kernels)

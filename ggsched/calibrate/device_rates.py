@@ -1,29 +1,39 @@
 """Measures the rates of one device, over the contract and nothing else."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ggsched.backend.protocols import Program, Stream
-from ggsched.calibrate.timing import Allowance, seconds_of
+from ggsched.calibrate.samples import Samples, samples
+from ggsched.calibrate.timing import NOT_TRUSTED, Allowance, Disturbed
 from ggsched.calibrate.workload import TIMEOUT_S, Bench, activations, chain, products, sums
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.graph import Graph
+from ggsched.ops.record import ELEMENTS
+from ggsched.passes.cost.work_size import node_work
 from ggsched.topology.caps import DeviceFacts, op_key
-from ggsched.topology.cost import ELEMENTS, KernelRate, Rates, rates_of
+from ggsched.topology.cost import KernelRate, Rates, Work, rates_of
 
 Note = Callable[[str], None]
 """Called with what is being measured."""
 
 NO_TIME: Final = "no time was left"
 """Why a rate was not measured."""
+_FIRST: Final = ("nodes", "mul_mat:f32")
+"""What all predictions of a device begin with."""
 _LINKS: Final = 16
 _MEASUREMENTS: Final = 6
 """For each sort of rate, what is not timed (filling memory, compiling) counted as timed."""
 _WEIGHTS: Final = 4
 _SLOW_ENOUGH_S: Final = 4e-4
 """A product that takes as long as this is not about what a launch costs."""
+_SAMPLED_S: Final = 5e-5
+_MANY: Final = 8
+"""How many times longer than a launch and a node a sample takes, unless it is large then."""
+_LARGEST_SCALE: Final = 64
 _LARGEST_NBYTES: Final = 256 << 20
 _LEAST_GAIN: Final = 0.75
 """Share of the ideal from which on streams count as running beside each other."""
@@ -44,49 +54,69 @@ class _Work:
 
     def time(self, what: str, repeat: Callable[[int], None]) -> float:
         self.note(what)
-        seconds = seconds_of(repeat, self.allowance.share(self.left))
-        self.left = max(1, self.left - 1)
-        return max(seconds, 1e-9)
+        left, self.left = self.left, max(1, self.left - 1)
+        return max(self.allowance.time(repeat, left), 1e-9)
 
 
 def measure_rates(
-    bench: Bench, streams: list[Stream], allowance: Allowance, note: Note
-) -> tuple[Rates, list[str]]:
+    bench: Bench,
+    streams: list[Stream],
+    allowance: Allowance,
+    note: Note,
+    older: Rates | None = None,
+    wanted: tuple[Samples, Samples] | None = None,
+) -> tuple[Rates | None, list[str]]:
     """Return the rates of a device, and what could not be measured.
 
     What cannot be measured (an op that the device lacks, too little memory, an allowance that is
-    spent) stays a guess by kind of device.
+    spent, a disturbance) stays as it was, or a guess by kind of device. Without anything older, a
+    device of which what all predictions begin with cannot be trusted has no rates.
 
     Args:
         bench: The device.
         streams: One stream of it, or two.
         allowance: How long that may take.
         note: Called with what is measured next.
+        older: What was measured of it before.
+        wanted: What ``samples`` returns for it, which takes a while.
     """
     facts = bench.device.facts
     dtypes = [d for d in FLOAT_DTYPES if op_key("mul_mat", d.name) in facts.ops]
     kinds = [(f"mul_mat:{d.name}", _product_of(d)) for d in dtypes]  # f32 is the first
+    families, others = wanted or samples(facts)
     steps: list[tuple[str, Callable[[_Work], None]]] = [
         ("nodes", _nodes),
         ("elements", _elements),
         ("events", _events),
         *kinds[:1],
         ("streams", _shared),
+        *((name, _sampled(name, makers)) for name, makers in families.items()),
         *kinds[1:],
+        *((n, _sampled(n, made)) for n, made in others.items() if made not in families.values()),
     ]
-    work = _Work(bench, facts, streams, allowance, 1, note, rates_of(facts))
-    missing = []
+    known = {kernel.name: kernel for kernel in older.kernels} if older is not None else {}
+    work = _Work(bench, facts, streams, allowance, 1, note, older or rates_of(facts), known)
+    missing, doubts = list[str](), dict[str, str]()
     for number, (what, step) in enumerate(steps):
         work.left = _MEASUREMENTS * (len(steps) - number)
         try:
-            if allowance.is_spent:
-                missing.append(f"{what}: {NO_TIME}")
-            else:
+            if not allowance.is_spent:
                 step(work)
+            elif what not in doubts:
+                missing.append(f"{what}: {NO_TIME}")
         except GgschedError as error:
             missing.append(f"{what}: {error.one_line()}")
+        except Disturbed as error:
+            if what not in doubts:
+                steps.append((what, step))  # once more, at the end
+            doubts[what] = f"{what}: {NOT_TRUSTED}, {error}"
+        else:
+            if not allowance.is_spent:
+                doubts.pop(what, None)
+    is_unknown = older is None and any(what in doubts for what in _FIRST)
+    missing += doubts.values()
     kernels = tuple(work.kernels[name] for name in sorted(work.kernels))
-    return replace(work.rates, kernels=kernels), missing
+    return None if is_unknown else replace(work.rates, kernels=kernels), missing
 
 
 def measure_product(bench: Bench, stream: Stream, dtype: DType, allowance: Allowance) -> KernelRate:
@@ -146,6 +176,35 @@ def _elements(work: _Work) -> None:
     work.kernels[ELEMENTS] = KernelRate(ELEMENTS, max(flops, 2 * bandwidth / 12), bandwidth)
 
 
+def _sampled(name: str, makers: Sequence[Callable[[int], Graph]]) -> Callable[[_Work], None]:
+    """Return the measurement of one sort of node: what limits it, and its steps if it has any."""
+
+    def measure(work: _Work) -> None:
+        took, does = _sample(work, name, makers[0])
+        step_s = 0.0
+        if len(makers) > 1:
+            short_s, many = _sample(work, name, makers[1])
+            step_s = min(short_s / many.steps, 0.9 * took / does.steps)
+            took -= does.steps * step_s
+        flops = does.flops / took or work.rates.flops
+        op, variant = does.op, name.partition(":")[1:]
+        for key in {name, "".join((op, *variant))}:
+            work.kernels[key] = KernelRate(key, flops, does.nbytes / took, step_s)
+
+    return measure
+
+
+def _sample(work: _Work, name: str, make: Callable[[int], Graph]) -> tuple[float, Work]:
+    """Return the seconds of a node beyond those of a launch, and what it does."""
+    fixed = work.rates.launch_s + work.rates.node_s
+    scale, graph = 1, make(1)
+    seconds = _timed(work, name, graph)
+    while seconds < _MANY * fixed + _SAMPLED_S and scale < _LARGEST_SCALE:
+        scale, graph = 8 * scale, make(8 * scale)
+        seconds = _timed(work, name, graph)
+    return max(seconds - fixed, seconds / 4), node_work(graph, graph.nodes[0])
+
+
 def _product_of(dtype: DType) -> Callable[[_Work], None]:
     """Return the measurement of the products with weights of a type."""
 
@@ -187,12 +246,20 @@ def _streamed_shape(work: _Work, dtype: DType) -> tuple[int, int]:
             return rows, width
         stream = work.streams[0]
         with work.bench.program(products(_WEIGHTS, rows, width, 1, dtype), stream) as program:
-            seconds = seconds_of(_launches(stream, program), 0.0) / _WEIGHTS
+            seconds = _roughly(_launches(stream, program)) / _WEIGHTS
         if seconds > _SLOW_ENOUGH_S and nbytes >= 4 << 20:
             return rows, width
         if seconds > 20 * _SLOW_ENOUGH_S:
             return rows, width
         rows, width = 2 * rows, 2 * width
+
+
+def _roughly(repeat: Callable[[int], None]) -> float:
+    """Return about how long something takes."""
+    repeat(1)
+    began = time.perf_counter()
+    repeat(1)
+    return time.perf_counter() - began
 
 
 def _flops(work: _Work, dtype: DType, name: str) -> float:

@@ -5,7 +5,7 @@ from typing import Final
 
 from ggsched.backend.page_lock import lock_pages
 from ggsched.backend.protocols import Stream
-from ggsched.calibrate.timing import Allowance, seconds_of
+from ggsched.calibrate.timing import Allowance
 from ggsched.calibrate.workload import TIMEOUT_S
 from ggsched.topology.cost import Link
 
@@ -89,8 +89,7 @@ def _measure(
     left: int,
 ) -> tuple[Link, list[Sample]]:
     samples = []
-    seconds = allowance.share(left) / len(SIZES)
-    for nbytes in SIZES:
+    for number, nbytes in enumerate(SIZES):
         enqueue, release = make(nbytes)
 
         def repeat(count: int, enqueue: Callable[[], None] = enqueue) -> None:
@@ -99,7 +98,7 @@ def _measure(
             stream.sync(TIMEOUT_S)
 
         try:
-            samples.append((nbytes, seconds_of(repeat, seconds)))
+            samples.append((nbytes, allowance.time(repeat, left * len(SIZES) - number)))
         finally:
             stream.sync(TIMEOUT_S)
             for close in release:

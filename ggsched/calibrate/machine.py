@@ -1,24 +1,28 @@
 """Measures all devices and all links between them, within a time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import permutations
+from types import MappingProxyType
+from typing import Final
 
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, Stream
 from ggsched.calibrate.device_rates import measure_rates
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import Sample, measure_copy, measure_download, measure_upload
-from ggsched.calibrate.timing import Allowance
+from ggsched.calibrate.samples import samples as samples_of
+from ggsched.calibrate.timing import NOT_TRUSTED, Allowance, Clock, Disturbed
 from ggsched.calibrate.workload import Bench
 from ggsched.errors import GgschedError
-from ggsched.topology.cost import HOST, Link, MachineRates, Rates
+from ggsched.topology.cost import HOST, Link, MachineRates, Rates, rates_of
 
 Progress = Callable[[str, str], None]
 """Called with the name of a device and what of it is measured next."""
 
+_NOTHING: Final[Mapping[str, Rates]] = MappingProxyType({})
 _SHARE_OF_DEVICES = 0.75
 _SECONDS_OF_ENQUEUEING = 0.02
 
@@ -31,6 +35,7 @@ class Calibration:
         names: Names of the devices.
         identities: What distinguishes each device from others, see ``device_identity``.
         rates: Rates of the devices and of the links between them.
+        unknown: Names of devices whose rates cannot be trusted; in ``rates`` they are guesses.
         samples: By (source, destination) the bytes and the seconds behind each link.
         missing: What could not be measured, one line each.
         seconds: How long it took.
@@ -42,10 +47,17 @@ class Calibration:
     samples: dict[tuple[int, int], list[Sample]]
     missing: tuple[str, ...]
     seconds: float
+    unknown: frozenset[str] = frozenset()
 
 
 def calibrate(
-    devices: Sequence[Device], seconds: float, progress: Progress | None = None
+    devices: Sequence[Device],
+    seconds: float,
+    progress: Progress | None = None,
+    *,
+    older: Mapping[str, Rates] = _NOTHING,
+    others: Clock | None = None,
+    is_strict: bool = True,
 ) -> Calibration:
     """Measure devices and the links between them.
 
@@ -53,6 +65,10 @@ def calibrate(
         devices: Open devices that are not used otherwise meanwhile.
         seconds: How long that may take, about; a measurement that has begun is finished.
         progress: Called with what happens.
+        older: By identity what was measured before, which stays where a measurement cannot be
+            trusted.
+        others: See ``Allowance``; None keeps what is measured while other processes compute.
+        is_strict: See ``Allowance``.
 
     Raises:
         DeviceFault: a device failed.
@@ -65,6 +81,7 @@ def calibrate(
     for_each = _SHARE_OF_DEVICES * seconds / len(devices)
     rates: list[Rates] = []
     missing: list[str] = []
+    unknown = set[str]()
     with ExitStack() as stack:
         streams: list[list[Stream]] = []
         for device, name in zip(devices, names, strict=True):
@@ -75,11 +92,16 @@ def calibrate(
             def note(what: str, name: str = name) -> None:
                 report(name, what)
 
-            found, left_out = measure_rates(bench, streams[-1], Allowance(for_each), note)
-            rates.append(found)
+            wanted = samples_of(device.facts)
+            allowance = Allowance(for_each, others=others, is_strict=is_strict)
+            before = older.get(device_identity(device.facts))
+            found, left_out = measure_rates(bench, streams[-1], allowance, note, before, wanted)
+            rates.append(found or rates_of(device.facts))
+            unknown |= {name} if found is None else set()
             missing += [f"{name}: {line}" for line in left_out]
         first = [some[0] for some in streams]
-        rest = Allowance(max(0.0, seconds - (time.perf_counter() - began)))
+        left = max(0.0, seconds - (time.perf_counter() - began))
+        rest = Allowance(left, others=others, is_strict=is_strict)
         by = {pair: path.by for pair, path in topology.copy_paths.items()}
         links, samples, left_out = _links(names, first, by, rest, report)
         missing += left_out
@@ -91,6 +113,7 @@ def calibrate(
         samples,
         tuple(missing),
         time.perf_counter() - began,
+        frozenset(unknown),
     )
 
 
@@ -127,6 +150,8 @@ def _links(
             links[src, dst], samples[src, dst] = found
         except GgschedError as error:
             missing.append(f"copies {a} -> {b}: {error.one_line()}")
+        except Disturbed as error:
+            missing.append(f"{b if src == HOST else a}: copies {a} -> {b}: {NOT_TRUSTED}, {error}")
     return links, samples, missing
 
 

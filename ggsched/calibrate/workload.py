@@ -17,11 +17,18 @@ from ggsched.ir.tensor import Role, Tensor
 TIMEOUT_S: Final = 60.0
 _TILE_NBYTES: Final = 1 << 20
 # Blocks that mean numbers of ordinary size; denormal ones would be slow on some machines.
+_RANDOM: Final = np.random.default_rng(0)
 _BLOCK: Final = {
-    "f32": np.array([0.5], "<f4"),
+    "f32": _RANDOM.uniform(0.1, 1.0, 1 << 14).astype("<f4"),
+    "bool": np.array([False, True]),
+    # Ids of few rows, so that they are in any table.
+    **{
+        t: _RANDOM.integers(0, 64, 1 << 12).astype(f"<{t[0]}{int(t[1:]) // 8}")
+        for t in ("i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
+    },
+    "f64": np.array([0.5], "<f8"),
     "f16": np.array([0.5], "<f2"),
     "bf16": np.array([0x3F00], "<u2"),
-    "i32": np.array([0], "<i4"),
     **{t.name: np.frombuffer(t.layout.sample(), np.uint8) for t in ALL_DTYPES if t.layout},
 }
 

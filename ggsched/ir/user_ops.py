@@ -24,7 +24,7 @@ from ggsched.ir.decompositions import Decomposition, apply_decomposition
 from ggsched.ir.dtype import dtype_by_name
 from ggsched.ir.ops import BUILT_IN, OPS, OpDef, Param, broadcasts_to, define, undefine
 from ggsched.ir.params import canonical_params
-from ggsched.ops.record import Misfit, Operand, Rule, need
+from ggsched.ops.record import ELEMENTS, Misfit, Operand, Rule, need
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -103,6 +103,7 @@ def register_op(
     params: Mapping[str, Param] | None = None,
     in_place: Sequence[int] = (),
     rows: tuple[int, int] | None = None,
+    family: str = ELEMENTS,
     flops: Callable[..., float] | None = None,
     magnitude: Callable[..., float] | None = None,
     kernels: Mapping[str, Any] | None = None,
@@ -124,6 +125,7 @@ def register_op(
         in_place: Operands whose bytes the result may take over: element i of the result must
             depend on no other element of such an operand.
         rows: (operand, ids): only the rows of that operand that ``ids`` names are read.
+        family: Of the kernels that are as fast, for predictions (``OpDef.family``).
         flops: ``flops(*shapes, **params)``, for predictions. Default: two for each element.
         magnitude: ``magnitude(*magnitudes)`` returns a bound of the result's elements, so that
             random graphs can use the result.
@@ -179,6 +181,7 @@ def register_op(
         may_overwrite=tuple(in_place),
         defaults=dict(params or {}),
         rows=rows,
+        family=family,
         flops=flops,
         decompose=decompose,
         bound=_bound(magnitude) if magnitude is not None else None,

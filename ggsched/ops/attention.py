@@ -5,7 +5,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from ggsched.ops.lazy import Array, np
-from ggsched.ops.record import Method, Operand, Param, Shape, broadcasts_to, method, need, op
+from ggsched.ops.record import (
+    PRODUCTS,
+    Method,
+    Operand,
+    Param,
+    Shape,
+    broadcasts_to,
+    method,
+    need,
+    op,
+)
 
 SCORES_NBYTES: Final = 32 << 20
 """Attention is decomposed by blocks of queries whose scores have no more bytes, if there are
@@ -171,7 +181,7 @@ class Attention(Protocol):
 
     attention: ClassVar[Method] = method(
         op("attention", "k:kv", "v:kv", "q", "mask?", "sinks?", "bounds?:i32", rule=_attended,
-           reference=_attention, decompose=_decomposed, flops=_work,
+           reference=_attention, decompose=_decomposed, family=PRODUCTS, flops=_work,
            scale=1.0, soft_cap=0.0, mask=False, sinks=False, bounds=False,
            doc="""Attend from q (T, H, D) to k (N, G, D) and v (N, G, E), returning (T, H, E).
 

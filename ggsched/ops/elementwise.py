@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from ggsched.ops.lazy import Array, np
 from ggsched.ops.record import (
+    FUNCTIONS,
     Method,
     Operand,
     Param,
@@ -74,7 +75,13 @@ def _gated(name: str, doc: str, reference: Callable[..., Any], **more: Any) -> A
         mag = gate * (up + 1)
         return mag, 1.5 * e * (up + 1) + e_up * gate + 8 * mag
 
-    how: dict[str, Any] = {"sharding": "elements", "over": (0, 1), "doc": doc, **more}
+    how: dict[str, Any] = {
+        "sharding": "elements",
+        "over": (0, 1),
+        "doc": doc,
+        "family": FUNCTIONS,
+        **more,
+    }
     return method(op(name, "gate", "up", rule=_alike, reference=reference, bound=bound, **how))
 
 
@@ -160,15 +167,21 @@ class Elementwise(Protocol):
         lambda a, b: a / b, lambda a, b, i, j: (4 * a, 4 * i + 4 * a), lambda n: (1.0 / n, 0.0),
     )  # fmt: skip
     silu: ClassVar[Unary] = _unary(
-        "silu", "Return ``x * sigmoid(x)``.", silu, _bent, array="silu", aten="silu",
+        "silu", "Return ``x * sigmoid(x)``.", silu, _bent, array="silu", family=FUNCTIONS,
+        aten="silu",
         decompose=lambda g, x: g.mul(x, g.sigmoid(x)),
     )  # fmt: skip
     gelu: ClassVar[Unary] = _unary(
-        "gelu", "Return gelu, by its approximation with tanh.", gelu_tanh, _bent, array="gelu_tanh"
+        "gelu",
+        "Return gelu, by its approximation with tanh.",
+        gelu_tanh,
+        _bent,
+        array="gelu_tanh",
+        family=FUNCTIONS,
     )
     sigmoid: ClassVar[Unary] = _unary(
         "sigmoid", "Return ``1 / (1 + exp(-x))``.", sigmoid, _unit,
-        array="sigmoid", onnx="Sigmoid", aten="sigmoid",
+        array="sigmoid", family=FUNCTIONS, onnx="Sigmoid", aten="sigmoid",
         decompose=lambda g, x: g.scale(g.tanh(g.scale(x, 0.5)), 0.5, 0.5),
     )  # fmt: skip
     tanh: ClassVar[Unary] = _unary(
@@ -177,12 +190,14 @@ class Elementwise(Protocol):
         lambda x: np.tanh(x),
         _unit,
         array="tanh",
+        family=FUNCTIONS,
         onnx="Tanh",
         aten="tanh",
     )
     softplus: ClassVar[Unary] = _unary(
         "softplus", "Return ``log(1 + exp(x))``.", softplus,
         lambda m, e: (m + 1.0, e + 4 * (m + 1.0)), array="softplus", onnx="Softplus",
+        family=FUNCTIONS,
     )  # fmt: skip
     scale: ClassVar[Method] = _unary(
         "scale", "Return ``x * scale + bias``.", lambda x, scale, bias: x * scale + bias, _scaled,

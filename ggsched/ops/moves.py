@@ -55,7 +55,7 @@ def _itself(x: Array, **_: Any) -> Array:
     return x
 
 
-CONT = op("cont", "x:float|i32|...", rule=_copied, reference=_itself, dtype="",
+CONT = op("cont", "x:float|i32|...", rule=_copied, reference=_itself, family="moves", dtype="",
           doc="A contiguous copy, converted if a type is given.")  # fmt: skip
 """Its method in builders takes element types too."""
 
@@ -65,18 +65,18 @@ class Moves(Protocol):
 
     cpy: ClassVar[Method] = method(
         op("cpy", "src:float|i32|...", "dst:float|i32|...", through=1, rule=_written,
-           reference=_itself,
+           family="moves", reference=_itself,
            doc="Copy ``src`` into the bytes of ``dst``, converting; the result is ``dst``."),
         'half = g.state("half", (4, 64), "f16")', "g.cpy(x, half).dtype.name", "'f16'",
     )  # fmt: skip
     concat: ClassVar[Method] = method(
-        op("concat", "a:f32|i32", "b:f32|i32", rule=_joined, axis=0,
+        op("concat", "a:f32|i32", "b:f32|i32", rule=_joined, family="moves", axis=0,
            reference=lambda a, b, axis: np.concatenate([a, b], axis),
            doc="Join two tensors along an axis."),
         "g.concat(x, x, axis=1).shape", "(4, 128)",
     )  # fmt: skip
     repeat: ClassVar[Method] = method(
-        op("repeat", "x", rule=_tiled, reference=_repeat, shape=(),
+        op("repeat", "x", rule=_tiled, reference=_repeat, family="moves", shape=(),
            doc="Tile ``x`` to ``shape``, a multiple of its own on each axis."),
         "g.repeat(x, (8, 64)).shape", "(8, 64)",
     )  # fmt: skip

@@ -5,7 +5,7 @@ from math import prod
 from typing import ClassVar, Protocol
 
 from ggsched.ops.lazy import Array, np
-from ggsched.ops.record import Method, Operand, Shape, method, need, op
+from ggsched.ops.record import PRODUCTS, Method, Operand, Shape, method, need, op
 from ggsched.ops.rows import check_ids
 
 
@@ -45,18 +45,26 @@ def _mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
     return out
 
 
+def _touched(x: Sequence[Operand], result: Operand) -> float:
+    """Return the bytes of a product with chosen experts: of the weights those it can take."""
+    w, rows, ids = x
+    taken = min(w.shape[0], max(1, ids.size))
+    return result.nbytes + rows.nbytes + ids.nbytes + w.nbytes * (taken / max(1, w.shape[0]))
+
+
 class Products(Protocol):
     """Methods of builders for products. Examples go on from that of ``GraphBuilder``."""
 
     mul_mat: ClassVar[Method] = method(
-        op("mul_mat", "w:float", "x", rule=_product, reference=_mul_mat,
+        op("mul_mat", "w:float", "x", rule=_product, reference=_mul_mat, family=PRODUCTS,
            flops=lambda w, x: 2.0 * (prod(x[:-1]) * w[-2]) * w[-1],
            doc="Return ``x @ w.T`` over the last two axes: w (.., n, k), x (.., m, k)."),
         "g.mul_mat(w, x).shape", "(4, 32)",
     )  # fmt: skip
     mul_mat_id: ClassVar[Method] = method(
         op("mul_mat_id", "w:float", "x", "ids:i32", rows=(0, 2), rule=_chosen,
-           reference=_mul_mat_id, flops=lambda w, x, ids: 2.0 * (prod(ids) * w[1]) * w[-1],
+           reference=_mul_mat_id, family=PRODUCTS, nbytes=_touched,
+           flops=lambda w, x, ids: 2.0 * (prod(ids) * w[1]) * w[-1],
            doc="Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n)."),
         'experts, ids = g.weight("experts", (8, 32, 64)), g.input("chosen", (4, 2), "i32")',
         "g.mul_mat_id(experts, g.reshape(x, 4, 1, 64), ids).shape", "(4, 2, 32)",

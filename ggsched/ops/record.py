@@ -16,6 +16,15 @@ Param = int | float | str | bool | tuple[int, ...]
 Params = Mapping[str, Param]
 Shape = tuple[int, ...]
 
+ELEMENTS: Final = "elements"
+"""The family of kernels that compute element by element, and of ops that name no other."""
+
+FUNCTIONS: Final = "functions"
+"""The family of kernels that compute an exponential, a logarithm or an angle for each element."""
+
+PRODUCTS: Final = "mul_mat"
+"""The family of products with weights; the type of the weights is the variant."""
+
 BUILT_IN_AXES: Final = 4
 """Axes of operands of built-in and user-defined ops; their kernels address no more."""
 
@@ -59,6 +68,10 @@ class Operand(Protocol):
         """Number of elements."""
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+
+    @property
     def is_contiguous(self) -> bool:
         """Whether elements are in row-major order without gaps."""
 
@@ -98,8 +111,15 @@ class OpDef:
         rows: (operand, ids): of that operand only the rows (its outermost axis) are read whose
             numbers the operand ``ids`` holds; what the other rows hold does not matter.
         max_axes: That operands and result can have.
+        family: Family of the kernels that compute a node, whose measured rates predict its time
+            (``ggsched.calibrate.samples``), with ``:variant`` where kernels of the family differ;
+            or ``family(*shapes, **params)``, which returns it.
         flops: ``flops(*shapes, **params)`` returns the operations of a node, or None for two per
             element.
+        sequential: ``sequential(*shapes, **params)`` returns how many parts of a node run one after
+            another, each with a latency of its own, or None for one.
+        nbytes: ``nbytes(operands, result)`` returns the bytes that a node reads and writes, or None
+            for all of its operands and result.
         decompose: ``decompose(g, *operands, **params)`` adds nodes of other ops to a builder and
             returns the result; None where the op cannot be decomposed.
         sharding: Rule of ``ggsched.passes.shard.rules``; empty: that of the op's name, if any.
@@ -128,7 +148,10 @@ class OpDef:
     defaults: Mapping[str, Param] = field(default_factory=dict)
     rows: tuple[int, int] | None = None
     max_axes: int = BUILT_IN_AXES
+    family: str | Callable[..., str] = ELEMENTS
     flops: Callable[..., float] | None = None
+    sequential: Callable[..., float] | None = None
+    nbytes: Callable[[Sequence[Operand], Operand], float] | None = None
     decompose: Callable[..., Any] | None = None
     sharding: str = ""
     bound: Callable[..., tuple[float, float]] | None = None
@@ -208,6 +231,21 @@ def along_rows(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     """The result is as operand 0, which has rows."""
     need(x[0].shape, "needs at least one axis")
     return same(x)
+
+
+def gathered(x: Sequence[Operand], result: Operand) -> float:
+    """Bytes of an op that reads of operand 0 what it writes, and all of the others."""
+    return 2.0 * result.nbytes + sum(t.nbytes for t in x[1:])
+
+
+def sorted_rows(length: int, taken: int) -> str:
+    """Return the family of an op that orders rows of a length and takes the first of each."""
+    extent = next((n for n in SORTED_LENGTHS if length <= n), SORTED_LENGTHS[-1])
+    return f"sort:{'first' if 8 * taken < length else 'all'}-of-{extent}"
+
+
+SORTED_LENGTHS: Final = (256, 2048, 16384)
+"""Up to which lengths of rows the rates of sorting are kept: kernels may compare all pairs."""
 
 
 def nothing(*_: Shape, **__: Param) -> float:

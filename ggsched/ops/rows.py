@@ -18,6 +18,7 @@ from ggsched.ops.record import (
     nothing,
     op,
     same,
+    sorted_rows,
 )
 
 
@@ -134,7 +135,13 @@ def _comparisons(x: Shape, **_: Param) -> float:
     return 8.0 * prod(x)
 
 
-_NORM: dict[str, Any] = {"rule": along_rows, "over": (0,), "sharding": "rows", "eps": 1e-5}
+_NORM: dict[str, Any] = {
+    "rule": along_rows,
+    "over": (0,),
+    "sharding": "rows",
+    "family": "rows",
+    "eps": 1e-5,
+}
 _TAKEN = "Gather rows: ``(V, n)[ids]``; batched if the table has more axes. f32 (or i32)."
 
 
@@ -143,12 +150,14 @@ class Rows(Protocol):
 
     get_rows: ClassVar[Method] = method(
         op("get_rows", "table:float|i32", "ids:i32", rows=(0, 1), rule=_taken, reference=_get_rows,
-           flops=nothing, doc=_TAKEN),
+           family="gather", flops=nothing, nbytes=lambda x, result: 2.0 * result.nbytes,
+           doc=_TAKEN),
         "g.get_rows(w, np.array([3, 1], np.int32)).shape", "(2, 64)",
     )  # fmt: skip
     set_rows: ClassVar[Method] = method(
         op("set_rows", "dst:kv", "src", "ids:i32", through=0, partial=True, rule=_set,
-           reference=_set_rows, flops=nothing,
+           reference=_set_rows, family="scatter", flops=nothing,
+           nbytes=lambda x, result: 2.0 * x[1].nbytes,
            doc="Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other."),
         'cache, ids = g.state("rows", (128, 64), "f16"), g.input("at", (4,), "i32")',
         "g.set_rows(cache, x, ids).shape  # the whole cache, afterwards", "(128, 64)",
@@ -172,24 +181,27 @@ class Rows(Protocol):
     )  # fmt: skip
     soft_max: ClassVar[Method] = method(
         op("soft_max", "x", "mask?", "sinks?", over=(0,), rule=_shares, reference=_soft_max,
-           scale=1.0, mask=False, sinks=False,
+           family="rows", scale=1.0, mask=False, sinks=False,
            doc="Softmax of ``x * scale + mask`` along rows; a sink adds exp(sink) to the sum."),
         "g.soft_max(x, scale=0.125).shape", "(4, 64)",
     )  # fmt: skip
     argsort: ClassVar[Method] = method(
         op("argsort", "x", rule=_ordered, reference=_argsort, sharding="rows", flops=_comparisons,
+           family=lambda x, **_: sorted_rows(x[-1], x[-1]),
            descending=False,
            doc="Return the i32 order of the last axis; equal elements keep their order."),
         "g.argsort(x).dtype.name", "'i32'",
     )  # fmt: skip
     top_k: ClassVar[Method] = method(
         op("top_k", "x", rule=_first, sharding="rows", flops=_comparisons, k=1,
+           family=lambda x, k: sorted_rows(x[-1], k),
            reference=lambda x, k: _argsort(x, True)[..., :k],
            doc="Return i32 indices of the k largest of each row, largest first, ties by index."),
         "g.top_k(x, 8).shape", "(4, 8)",
     )  # fmt: skip
     sum_rows: ClassVar[Method] = method(
-        op("sum_rows", "x", rule=_summed, reference=lambda x: np.sum(x, axis=-1, keepdims=True),
+        op("sum_rows", "x", rule=_summed, family="reduce",
+           reference=lambda x: np.sum(x, axis=-1, keepdims=True),
            doc="Return the sum over the last axis, which becomes 1."),
         "g.sum_rows(x).shape", "(4, 1)",
     )  # fmt: skip

@@ -79,6 +79,7 @@ class PlacementCandidate(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         name: How it was found.
         seconds: Predicted seconds of a run; None where no plan can be made.
+        measured_s: Seconds of the fastest run, where placements were measured.
         shortage_nbytes: Bytes that it lacks, over all devices.
         is_taken: Whether it is the one.
         reason: Why no plan can be made, or "".
@@ -89,6 +90,7 @@ class PlacementCandidate(msgspec.Struct, frozen=True, gc=False):
     shortage_nbytes: int
     is_taken: bool
     reason: str = ""
+    measured_s: float | None = None
 
 
 class Placement(msgspec.Struct, frozen=True):

@@ -48,6 +48,7 @@ def candidate_rows(plan: Plan) -> Iterator[str]:
     """Yield a row for each placement of the whole graph that was compared, the taken one first."""
     for c in sorted(plan.placement.candidates, key=lambda c: not c.is_taken):
         took = c.reason if c.seconds is None else f"predicted {seconds_text(c.seconds)}"
+        took += f", measured {seconds_text(c.measured_s)}" if c.measured_s is not None else ""
         lacks = f", lacks {nbytes_text(c.shortage_nbytes)}" if c.shortage_nbytes else ""
         yield f"{c.name}: {took}{lacks}{'  (taken)' if c.is_taken else ''}"
 

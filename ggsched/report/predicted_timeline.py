@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager
 
 from ggsched.ir.graph import Graph
 from ggsched.passes.cost.predict import predict_step
+from ggsched.passes.cost.work_size import node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology
@@ -24,7 +25,9 @@ def described(graph: Graph, plan: Plan, rates: MachineRates) -> TracedPlan:
     expected = tuple(
         Expected(s.command, round(s.start_s - begin, 9), round(s.end_s - begin, 9)) for s in spans
     )
-    return TracedPlan(plan, expected, prediction.source)
+    choices = zip(graph.nodes, plan.placement.choices, strict=True)
+    nodes = tuple(node_cost(rates.devices[choice.device], graph, n) for n, choice in choices)
+    return TracedPlan(plan, expected, prediction.source, nodes)
 
 
 def recorded_run(

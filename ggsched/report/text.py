@@ -88,16 +88,18 @@ def _plan_lines(made: Account) -> Iterator[str]:
 
 
 def _op_lines(made: Account) -> Iterator[str]:
-    """Yield the ops that took most of the measured time."""
+    """Yield the ops that took most of the measured time, with what the cost model predicts."""
     total = sum(op.seconds for op in made.ops)
     if not total:
         return
     yield ""
-    yield f"{'time by op':<28} {'device':<14} {'nodes':>9} {'time':>9} {'share':>7}"
+    heads = f"{'nodes':>7} {'time':>9} {'predicted':>9} {'share':>7}"
+    yield f"{'time by op':<28} {'device':<14} {heads}"
     for op in made.ops[:MAX_OPS]:
         share = f"{op.seconds / total:7.1%}"
-        what = f"{op.op:<28.28} {op.device:<14.14} {op.nodes:>9}"
-        yield f"{what} {seconds_text(op.seconds):>9} {share}"
+        what = f"{op.op:<28.28} {op.device:<14.14} {op.nodes:>7}"
+        guess = "" if op.expected_s is None else seconds_text(op.expected_s)
+        yield f"{what} {seconds_text(op.seconds):>9} {guess:>9} {share}"
     rest = made.ops[MAX_OPS:]
     if rest:
         yield f"and {len(rest)} more, {seconds_text(sum(op.seconds for op in rest))}"

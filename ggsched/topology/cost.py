@@ -11,16 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
+from ggsched.ops.record import ELEMENTS, PRODUCTS
 from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, Kind
 from ggsched.topology.model import Topology
 
 HOST: Final = -1
 """The end of a link that is host memory, as in plans."""
-
-ELEMENTS: Final = "elements"
-"""Name of the rate of nodes that are not matrix products."""
 
 GUESSES: Final = "guesses by kind of device"
 
@@ -30,17 +28,41 @@ class KernelRate:
     """What one sort of node reaches on one stream.
 
     Attributes:
-        name: ``op:dtype`` of a matrix product by its weights' type, or ``ELEMENTS``.
+        name: Of a family of kernels (``OpDef.family``) or of an op, with the variant behind ``:``;
+            of matrix products ``mul_mat`` and the type of the weights.
         flops: Operations per second where arithmetic is the limit (many columns).
         bandwidth: Bytes per second where memory is the limit (one column).
+        step_s: Seconds of each part of a node that waits for the one before it.
     """
 
     name: str
     flops: float
     bandwidth: float
+    step_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+class Work(NamedTuple):
+    """What a node does.
+
+    Attributes:
+        family: Of the kernels that compute it, see ``OpDef.family``.
+        flops: Operations.
+        nbytes: Bytes that are read and written.
+        steps: Parts that run one after another.
+    """
+
+    op: str
+    family: str
+    flops: float
+    nbytes: float
+    steps: float = 1.0
+
+
+_LIKE_PRODUCTS: Final = frozenset((PRODUCTS, "matmul", "conv", "conv_transpose", "recurrent"))
+"""Families that are taken to be as fast as f32 products where they were not measured."""
+
+
+@dataclass(frozen=True)
 class Rates:
     """Rates of a device.
 
@@ -53,6 +75,7 @@ class Rates:
         event_s: Seconds from the end of the recorded work to the start of what waits for it.
         launch_s: Seconds of a launch before its first node.
         kernels: Rates of single sorts of nodes, where they were measured.
+        caution: How many times longer nodes are taken to be whose sort was not measured.
     """
 
     flops: float
@@ -63,13 +86,31 @@ class Rates:
     event_s: float
     launch_s: float = 0.0
     kernels: tuple[KernelRate, ...] = ()
+    caution: float = 1.0
 
-    def of_kernel(self, name: str) -> "Rates":
-        """Return the rates with what was measured for one sort of node in place, if it was."""
-        for kernel in self.kernels:
-            if kernel.name == name:
-                return replace(self, flops=kernel.flops, bandwidth=kernel.bandwidth)
-        return self
+    @cached_property
+    def _by_name(self) -> Mapping[str, KernelRate]:
+        return {kernel.name: kernel for kernel in self.kernels}
+
+    @cached_property
+    def _base(self) -> KernelRate:
+        return KernelRate(PRODUCTS, self.flops, self.bandwidth, self.node_s)
+
+    def of_kernel(self, op: str, family: str) -> KernelRate:
+        """Return the rate of a node: of its op, else of the family, else what is like the family.
+
+        Args:
+            op: Of the node.
+            family: See ``OpDef.family``.
+        """
+        plain, colon, variant = family.partition(":")
+        known = self._by_name
+        found = known.get(op + colon + variant)
+        if found is not None or plain == PRODUCTS:
+            return found or known.get(family) or self._base
+        like = self._base if plain in _LIKE_PRODUCTS else known.get(ELEMENTS, self._base)
+        found, more = known.get(family, like), self.caution
+        return KernelRate(family, found.flops / more, found.bandwidth / more, more * found.step_s)
 
 
 def with_kernel(rates: Rates, kernel: KernelRate) -> Rates:
@@ -168,6 +209,9 @@ _BESIDE_CPU: Final = Rates(40e9, 12e9, 33e9, 1, 10e-6, 60e-6, launch_s=20e-6)
 So nothing is placed there by a guess that the backend cpu could do as well.
 """
 
+CAUTION: Final = 4.0
+"""``Rates.caution`` of such a device, so that one rate it has does not stand for another one."""
+
 _LINKS: Final[Mapping[Kind, Link]] = {
     "cpu": Link(3e-6, 10e9),
     "accelerator": Link(20e-6, 8e9),
@@ -195,9 +239,26 @@ def machines_of(topology: Topology) -> tuple[str, ...]:
 
 def rates_of(facts: DeviceFacts) -> Rates:
     """Return the guessed rates of a device."""
-    if facts.processor == HOST_PROCESSOR and facts.kind != "cpu":
+    if is_beside_cpu(facts):
         return _BESIDE_CPU
     return _BY_KIND[facts.kind]
+
+
+def beside_cpu(cpu: Rates) -> Rates:
+    """Return guessed rates of another device on the processor of one that was measured."""
+    kernels = tuple(replace(k, flops=k.flops / 2, bandwidth=k.bandwidth / 2) for k in cpu.kernels)
+    most = replace(
+        _BESIDE_CPU,
+        flops=min(_BESIDE_CPU.flops, cpu.flops / 2),
+        bandwidth=min(_BESIDE_CPU.bandwidth, cpu.bandwidth / 2),
+        total_bandwidth=min(_BESIDE_CPU.total_bandwidth, cpu.total_bandwidth),
+    )
+    return replace(most, kernels=kernels)
+
+
+def is_beside_cpu(facts: DeviceFacts) -> bool:
+    """Whether a device computes on the cores of the host and is not the backend cpu."""
+    return facts.processor == HOST_PROCESSOR and facts.kind != "cpu"
 
 
 def link_of(facts: DeviceFacts) -> Link:
@@ -221,8 +282,10 @@ def guessed_rates(topology: Topology) -> MachineRates:
     return MachineRates(rates, links, machines=machines_of(topology))
 
 
-def node_seconds(rates: Rates, flops: float, nbytes: float, streams: float) -> float:
+def node_seconds(rates: Rates, work: Work, streams: float = 1) -> float:
     """Return the seconds of a node while ``streams`` streams are busy."""
-    bandwidth = min(rates.bandwidth, rates.total_bandwidth / streams)
+    kernel = rates.of_kernel(work.op, work.family)
+    bandwidth = min(kernel.bandwidth, rates.total_bandwidth / streams)
     slowdown = max(1.0, streams / rates.parallel)
-    return rates.node_s + max(slowdown * flops / rates.flops, nbytes / bandwidth)
+    limit = max(slowdown * work.flops / kernel.flops, work.nbytes / bandwidth)
+    return rates.node_s + (work.steps - 1) * kernel.step_s + limit

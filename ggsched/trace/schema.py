@@ -213,11 +213,13 @@ class TracedPlan(msgspec.Struct, frozen=True):
     Attributes:
         expected: When its commands should run by the cost model; empty where nobody knows.
         rates: Where the numbers of the cost model come from, for people.
+        nodes: Seconds of each node by the cost model, by node id; empty where nobody knows.
     """
 
     plan: Plan
     expected: tuple[Expected, ...] = ()
     rates: str = ""
+    nodes: tuple[float, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):

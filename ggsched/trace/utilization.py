@@ -201,12 +201,14 @@ class OpAccount(msgspec.Struct, frozen=True):
         device: Name of the device.
         nodes: Nodes that ran, each run counted.
         seconds: Their time.
+        expected_s: Their time by the cost model; None where nobody knows.
     """
 
     op: str
     device: str
     nodes: int
     seconds: float
+    expected_s: float | None = None
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -317,7 +319,7 @@ def account(timeline: Timeline, traced: Sequence[TracedPlan] = ()) -> Account:
         sum(s.kind not in ("sync", "host") for s in spans),
         1.0 - busy / (computing * (end - start)) if computing and end > start else 0.0,
         ideal_bubble(stages, batches),
-        _ops(timeline, spans),
+        _ops(timeline, spans, traced),
         any(s.is_estimated for s in spans),
         _peer_reads(timeline, spans),
         plan_accounts(timeline, traced),
@@ -350,32 +352,40 @@ def _batches(timeline: Timeline) -> tuple[int, ...]:
     return tuple(found) or (1,)
 
 
-def _ops(timeline: Timeline, spans: Sequence[Span]) -> tuple[OpAccount, ...]:
+def _ops(
+    timeline: Timeline, spans: Sequence[Span], traced: Sequence[TracedPlan]
+) -> tuple[OpAccount, ...]:
     """Return the measured time of nodes by op and device, most first."""
     seconds: dict[tuple[str, str], float] = defaultdict(float)
+    expected: dict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
     groups = [_groups(plan) for plan in timeline.plans]
     for span in spans:
         device = timeline.tracks[span.track].device
         plan = timeline.runs[span.run].plan if 0 <= span.run < len(timeline.runs) else -1
         known = groups[plan] if 0 <= plan < len(groups) else {}
+        costs = traced[plan].nodes if 0 <= plan < len(traced) else ()
         for node in span.nodes:
             number = node.label.split(" ", 1)[0]
-            what, is_last = known.get(number) or (_named(op_of(node.label), [node.label]), True)
+            alone = _named(op_of(node.label), [node.label]), (number,)
+            what, members = known.get(number) or alone
             what += BY_REFERENCE if node.by_reference else ""
             seconds[what, device] += node.end_s - node.start_s
-            counts[what, device] += is_last
+            if number == members[-1]:
+                counts[what, device] += 1
+                if costs:
+                    expected[what, device] += sum(costs[int(n[1:])] for n in members)
     ranked = sorted(seconds, key=lambda key: (-seconds[key], key))
-    return tuple(OpAccount(*key, counts[key], seconds[key]) for key in ranked)
+    return tuple(OpAccount(*key, counts[key], seconds[key], expected.get(key)) for key in ranked)
 
 
-def _groups(plan: Plan) -> dict[str, tuple[str, bool]]:
-    """Return what the group of a node is called, and whether the node is its last one."""
-    found: dict[str, tuple[str, bool]] = {}
+def _groups(plan: Plan) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return what the group of a node is called, and its nodes."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for fusion in plan.fusions:
         name = _named(fusion.pattern, [plan.nodes[n].label for n in fusion.nodes])
-        for n in fusion.nodes:
-            found[show("node", n)] = name, n == fusion.nodes[-1]
+        members = tuple(show("node", n) for n in fusion.nodes)
+        found |= dict.fromkeys(members, (name, members))
     return found
 
 

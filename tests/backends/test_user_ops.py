@@ -12,7 +12,7 @@ from ggsched.errors import DeviceFault, PlanError, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.user_ops import SourceKernel
 from ggsched.passes import make_plan
-from ggsched.passes.cost.work_size import node_size
+from ggsched.passes.cost.work_size import node_work
 from ggsched.passes.place import Constraints
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.text import missing_ops, plan_text
@@ -267,7 +267,7 @@ def test_a_cost_of_its_own():
         g = GraphBuilder()
         x, w = g.input("x", (6, 8)), g.weight("w", (8,))
         graph = g.build(g.op("affine", x, w), g.op("other", x, w))
-        assert [node_size(graph, n)[0] for n in graph.nodes] == [144.0, 96.0]
+        assert [node_work(graph, n).flops for n in graph.nodes] == [144.0, 96.0]
 
 
 def test_an_error_of_a_kernel_names_the_node():

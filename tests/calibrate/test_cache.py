@@ -11,6 +11,7 @@ from ggsched.calibrate.cache import load_rates, rates_path, read_rates, save_rat
 from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.machine import Calibration
 from ggsched.errors import UsageError
+from ggsched.topology.caps import HOST_PROCESSOR
 from ggsched.topology.cost import (
     GUESSES,
     HOST,
@@ -18,13 +19,18 @@ from ggsched.topology.cost import (
     Link,
     MachineRates,
     Rates,
+    Work,
     guessed_rates,
+    node_seconds,
 )
 from ggsched.topology.model import CopyPath, Topology
 from ggsched_testing.sim import SimConfig
+from tests.passes.machines import device
 
 FAST, SLOW = SimConfig(), SimConfig(memory_nbytes=1 << 30)
-RATES = Rates(1e9, 2e9, 3e9, 2, 1e-6, 2e-6, 3e-6, (KernelRate("mul_mat:f32", 4e9, 5e9),))
+RATES = Rates(1e9, 2e9, 3e9, 2, 1e-6, 2e-6, 3e-6, (
+    KernelRate("mul_mat:f32", 4e9, 5e9), KernelRate("recurrent", 4e9, 5e9, 1e-6),
+))  # fmt: skip
 DEFAULT_PATH = cache.default_path  # tests go without it, see conftest
 
 
@@ -93,6 +99,48 @@ def test_a_new_calibration_leaves_other_devices_alone(path):
     assert got.link(HOST, 1) == Link(0.0, 5.0)
 
 
+def test_a_file_of_the_older_format_is_read(path):
+    save(topology(FAST), path)
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["format"] = "ggsched-rates/1"
+    for kernel in next(iter(data["devices"].values()))["kernels"].values():
+        del kernel["step_s"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    (got,) = load_rates(topology(FAST), str(path)).devices
+    assert got == replace(RATES, kernels=tuple(replace(k, step_s=0.0) for k in RATES.kernels))
+    assert cache.older_rates(path) == {device_identity(topology(FAST).devices[0]): got}
+
+
+def test_a_device_of_which_nothing_can_be_trusted_is_not_kept(path):
+    machine = topology(FAST, SLOW)
+    found = replace(calibration(machine), unknown=frozenset({machine.devices[1].name}))
+    file = save_rates(found, {f.name: f for f in machine.devices}, path)
+    assert list(file.devices) == [device_identity(machine.devices[0])]
+
+
+def beside(path, *calibrated):
+    """Return the rates of the backend cpu and of another device on its processor."""
+    own = {"kind": "cpu", "is_host": True, "processor": HOST_PROCESSOR}
+    machine = Topology((device("cpu:0", **own), device("x:0", processor=HOST_PROCESSOR)))
+    kept = Topology(tuple(machine.devices[i] for i in calibrated))
+    save(kept, path)
+    return load_rates(machine, str(path)).devices
+
+
+def test_a_guess_beside_a_calibrated_processor_is_half_of_it(path):
+    cpu, other = beside(path, 0)
+    for work in (Work("mul_mat", "mul_mat:f32", 1e9, 1e6), Work("nd.sin", "functions", 1e9, 1e6)):
+        assert node_seconds(other, work) > 1.9 * node_seconds(cpu, work)
+
+
+def test_what_was_not_measured_beside_a_processor_is_taken_to_be_slow(path):
+    """A rate of one sort of node does not stand for another one there."""
+    cpu, other = beside(path, 0, 1)
+    product, unknown = Work("mul_mat", "mul_mat:f32", 1e9, 1.0), Work("x", "pool", 1e9, 1.0)
+    assert node_seconds(other, product) == node_seconds(cpu, product)
+    assert node_seconds(other, unknown) > 3 * node_seconds(cpu, unknown)
+
+
 def damaged():
     yield "empty", lambda text: ""
     yield "no JSON", lambda text: text[: len(text) // 2]
@@ -111,7 +159,7 @@ def damaged():
     def of_device(name, value):
         return edit(lambda d: next(iter(d["devices"].values())).__setitem__(name, value))
 
-    yield "another format", edit(lambda d: d.update(format="ggsched-rates/2"))
+    yield "another format", edit(lambda d: d.update(format="ggsched-rates/0"))
     yield "a field too many", edit(lambda d: d.update(more=1))
     yield "a field too few", edit(lambda d: d.pop("links"))
     yield "a text", of_device("flops", "fast")
@@ -120,6 +168,7 @@ def damaged():
     yield "no streams", of_device("parallel", 0)
     yield "infinite", lambda text: text.replace("1e9", "1e999").replace("1000000000.0", "1e999")
     yield "a link of nothing", edit(lambda d: d["links"][0].update(bandwidth=0))
+    yield "a step", of_device("kernels", {"pool": {"flops": 1, "bandwidth": 1, "step_s": -1}})
     yield "a kernel", of_device("kernels", {"mul_mat:f32": {"flops": -1.0, "bandwidth": 1.0}})
 
 

@@ -1,13 +1,23 @@
 """``ggsched calibrate``: what it prints, where it keeps it, and that planning finds it."""
 
 import json
+import math
 import re
+import time
 
 import pytest
 
+from ggsched.calibrate import timing
 from ggsched.cli.main import main
 
 FEW = ["--devices", "cpu:0", "--time-budget", "0.5"]
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(monkeypatch):
+    """Keep what is measured, whatever else the machine does."""
+    monkeypatch.setattr(timing, "_AGREE", math.inf)
+    monkeypatch.setattr(timing, "others_of_this_process", lambda: None)
 
 
 @pytest.fixture
@@ -61,3 +71,16 @@ def test_refused(calibrate, arguments, message):
     code, out, err = calibrate(*arguments)
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
+
+
+def test_a_busy_machine_is_named_and_nothing_is_kept(calibrate, tmp_path, monkeypatch):
+    """Other processes use a hundred processors all the time."""
+    others = lambda: 100 * time.perf_counter()  # noqa: E731
+    monkeypatch.setattr(timing, "others_of_this_process", lambda: others)
+    path = tmp_path / "r.json"
+    code, out, _ = calibrate(*FEW, "-o", path)
+    assert code == 0
+    said = " ".join(out.split())
+    assert re.search(r"disturbed: \d+ rates of cpu:0, as of .+: other processes used \d", said)
+    assert "cpu:0 nothing: disturbed" in said
+    assert json.loads(path.read_text(encoding="utf-8"))["devices"] == {}

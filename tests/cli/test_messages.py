@@ -7,6 +7,7 @@ import pytest
 
 from ggsched.backend.registry import BackendStatus
 from ggsched.calibrate.device_rates import NO_TIME
+from ggsched.calibrate.timing import NOT_TRUSTED
 from ggsched.cli.devices import state_of
 from ggsched.cli.main import main
 from ggsched.ir.user_ops import unregister_op
@@ -57,11 +58,13 @@ def test_bench_warns_of_no_context_that_nobody_asked_for(capsys):
     assert "a context (-c) of 128 tokens is more than the 64" in capsys.readouterr().err
 
 
-def test_rates_that_lacked_time_are_counted():
+def test_rates_that_lacked_time_or_were_disturbed_are_counted():
     late = [f"{device}: {what}: {NO_TIME}" for device in ("a:0", "b:0") for what in "xyz"]
-    found = list(missing_lines(["a:0: w: no mul_mat", *late]))
+    doubted = [f"b:0: {what}: {NOT_TRUSTED}, they differ" for what in ("nodes", "pool")]
+    found = list(missing_lines(["a:0: w: no mul_mat", *doubted, *late]))
     assert found == [
         "not measured: a:0: w: no mul_mat",
+        "disturbed: 2 rates of b:0, as of nodes: they differ; older ones are kept",
         "not measured, since no time was left: 3 rates of a:0, 3 rates of b:0; "
         "a larger --time-budget measures all",
     ]

@@ -18,7 +18,8 @@ from ggsched.passes.place import Constraints
 from ggsched.passes.placement.automatic import Automatic
 from ggsched.plan.text import plan_text
 from ggsched.scheduler import Scheduler
-from ggsched.topology.cost import Link, MachineRates, Rates, guessed_rates
+from ggsched.topology.caps import HOST_PROCESSOR
+from ggsched.topology.cost import KernelRate, Link, MachineRates, Rates, guessed_rates
 from tests.passes.machines import device, machine
 from tests.support.verified_plans import verified_plan
 
@@ -377,3 +378,41 @@ def test_work_of_two_devices_on_one_processor_adds_up():
             seconds[names, bool(second)] = predict_step(graph, plan, rates).seconds
     assert seconds[("host", "host"), True] >= seconds[("host", "host"), False]
     assert seconds[("", ""), True] < 0.7 * seconds[("", ""), False]
+
+
+BESIDE = machine(
+    device("cpu:0", kind="cpu", is_host=True, processor=HOST_PROCESSOR),
+    device("x:0", kind="accelerator", processor=HOST_PROCESSOR),
+)
+
+
+def placed_beside(products, functions, pace=1e7):
+    """Return where a graph runs beside a device that is so many times as fast as the cpu."""
+    g = GraphBuilder()
+    x = g.input("x", (256, 256))
+    for i in range(4):
+        x = g.silu(g.mul_mat(g.weight(f"w{i}", (256, 256)), x))
+    kinds = [(1.0, 1.0), (products, functions)]
+    devices = tuple(
+        Rates(1e9 * p, 1e12, 1e12, 1, 1e-7, 1e-7, kernels=(KernelRate("silu", pace * f, 1e12),))
+        for p, f in kinds
+    )
+    rates = replace(guessed_rates(BESIDE), devices=devices)
+    plan = make_plan(g.build(x), BESIDE, Constraints(rates=rates), placement="cost")
+    return {choice.device for choice in plan.placement.choices}
+
+
+@pytest.mark.parametrize(("products", "functions", "used"), [
+    (1.0, 1.0, {0}),
+    (1.3, 1.3, {0}),  # by less than predictions are wrong
+    (2.0, 2.0, {1}),
+    (0.5, 8.0, {0}),  # a crossing for each node, for the sake of some of them
+    (0.01, 1e3, {0}),
+])  # fmt: skip
+def test_another_device_on_the_processor_needs_a_clear_gain(products, functions, used):
+    assert placed_beside(products, functions) == used
+
+
+def test_the_other_device_alone_is_taken_where_sharing_gains_too_little():
+    """Products are a little slower there, so sharing is predicted best, by a factor of two."""
+    assert placed_beside(0.97, 1e3, pace=4e6) == {1}

@@ -317,7 +317,7 @@ class Careless:
 class TestPolicies:
     @pytest.mark.parametrize("wanted", ["heft", 3, None, object()])
     def test_what_is_not_one(self, wanted):
-        with pytest.raises(UsageError, match="use 'auto' or 'ggml' or 'cost', or an object"):
+        with pytest.raises(UsageError, match="use 'auto' or 'autotune' or 'ggml' or 'cost', or"):
             make_plan(branches(), machine("gpu:0"), placement=wanted)
 
     def test_keys_name_parameters(self):

@@ -3,19 +3,20 @@
 import pytest
 
 from ggsched.ir.builder import GraphBuilder
+from ggsched.ops.record import ELEMENTS, FUNCTIONS
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import _company, predict_step
 from ggsched.passes.cost.simulate import PredictedSpan
-from ggsched.passes.cost.work_size import kernel_name, node_cost
+from ggsched.passes.cost.work_size import node_cost, node_work
 from ggsched.passes.place import Constraints
 from ggsched.topology.cost import (
-    ELEMENTS,
     GUESSES,
     HOST,
     KernelRate,
     Link,
     MachineRates,
     Rates,
+    Work,
     guessed_rates,
     node_seconds,
 )
@@ -73,7 +74,7 @@ def test_measured_kernels_replace_the_general_rate():
     measured = Rates(1.0, 1.0, 1.0, 1, 0.0, 0.0, kernels=(
         KernelRate("mul_mat:f32", 2.0, 1e9), KernelRate(ELEMENTS, 1e9, 4.0),
     ))  # fmt: skip
-    assert [kernel_name(graph, n) for n in graph.nodes] == ["mul_mat:f32", ELEMENTS]
+    assert [node_work(graph, n).family for n in graph.nodes] == ["mul_mat:f32", FUNCTIONS]
     assert node_cost(measured, graph, mul_mat) == pytest.approx((8 + 16 + 32) * 4 / 1.0)
     assert node_cost(measured, graph, silu) == pytest.approx(2 * 32 / 1.0)
     wide = Rates(1.0, 1.0, 1e9, 1, 0.0, 0.0, kernels=measured.kernels)
@@ -82,8 +83,8 @@ def test_measured_kernels_replace_the_general_rate():
 
 
 def test_streams_share_a_device():
-    assert node_seconds(PLAIN, 100.0, 0.0, 2) == 1 + 2.0
-    assert node_seconds(PLAIN, 0.0, 1e9, 2) == 1 + 2.0
+    assert node_seconds(PLAIN, Work("add", ELEMENTS, 100.0, 0.0), 2) == 1 + 2.0
+    assert node_seconds(PLAIN, Work("add", ELEMENTS, 0.0, 1e9), 2) == 1 + 2.0
     spans = [PredictedSpan(0, 0.0, 4.0), PredictedSpan(1, 2.0, 4.0), PredictedSpan(2, 4.0, 5.0)]
     assert _company(spans) == {0: 1.5, 1: 2.0}
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from ggsched.ops.record import ELEMENTS
 from ggsched.topology.caps import HOST_PROCESSOR
-from ggsched.topology.cost import guessed_rates, node_seconds
+from ggsched.topology.cost import Work, guessed_rates, node_seconds
 from ggsched.topology.model import Topology
 from tests.passes.machines import device
 
@@ -22,13 +23,15 @@ def guesses(*facts):
 def test_no_other_device_on_the_processor_is_guessed_to_be_faster_than_the_backend_cpu(node):
     """Rates of OpenCL on a processor were guessed above those of the backend cpu."""
     cpu, pocl = guesses(CPU, POCL)
-    assert node_seconds(pocl, *node, 1.0) > node_seconds(cpu, *node, 1.0)
+    work = Work("add", ELEMENTS, *node)
+    assert node_seconds(pocl, work) > node_seconds(cpu, work)
     assert pocl.launch_s > cpu.launch_s
 
 
 @pytest.mark.parametrize("node", NODES[1:])
 def test_integrated_gpus_are_guessed_between_processors_and_other_gpus(node):
     cpu, integrated, gpu = guesses(CPU, {"kind": "integrated"}, {"kind": "gpu"})
-    times = [node_seconds(rates, *node, 1.0) for rates in (gpu, integrated, cpu)]
+    work = Work("add", ELEMENTS, *node)
+    times = [node_seconds(rates, work) for rates in (gpu, integrated, cpu)]
     assert times == sorted(times)
     assert len(set(times)) == 3

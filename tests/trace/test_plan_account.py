@@ -72,6 +72,22 @@ def test_a_fusion_group_is_one_node(pipeline):
         ("add+add, sum over devices", 1, 2.0),
         ("add", 1, 1.0),
     ]
+    traced = msgspec.structs.replace(pipeline.plans[0], plan=grouped, nodes=(0.5, 0.25, 4.0))
+    beside = account(made, [traced])
+    assert [o.expected_s for o in beside.ops] == [0.75, 4.0]  # a group by all of its nodes
+    lines = account_text(beside).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("time by op"))
+    assert [lines[at + n].split()[-3:-1] for n in (1, 2)] == [["750", "ms"], ["4", "s"]]
+
+
+def test_each_node_of_a_run_is_predicted(pipeline):
+    """What the cost model says of nodes adds up to what it says of launches, latencies apart."""
+    (traced,) = pipeline.plans
+    assert len(traced.nodes) == len(traced.plan.nodes)
+    launches = [c.id for c in traced.plan.commands if c.effects.engine == "compute"]
+    spans = {e.command: e.end_s - e.start_s for e in traced.expected}
+    assert sum(traced.nodes) == pytest.approx(sum(spans[c] for c in launches), rel=0.5)
+    assert min(traced.nodes) > 0
 
 
 @pytest.mark.parametrize(

@@ -296,5 +296,5 @@ def test_time_by_op():
         ("add", "cpu:0", 2, 2.0),
     ]
     text = account_text(found)
-    assert "mul_mat                      cpu:0                  1       3 s   60.0%" in text
+    assert "mul_mat                      cpu:0                1       3 s             60.0%" in text
     assert max(map(len, text.splitlines())) <= 80

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.ops.record import ARRAY_AXES, OpDef, Operand, Param, Rule, Shape
+from ggsched.ops.record import ARRAY_AXES, ELEMENTS, OpDef, Operand, Param, Rule, Shape
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +30,10 @@ def nd_op(
     rule: Rule,
     types: Sequence[str] = ANY,
     over: tuple[int, ...] = (),
+    family: str | Callable[..., str] = ELEMENTS,
     flops: Callable[..., float] | None = None,
+    sequential: Callable[..., float] | None = None,
+    nbytes: Callable[[Sequence[Operand], Operand], float] | None = None,
     writes_out: bool = False,
     shared: Mapping[str, Param] | None = None,
     onnx: str = "",
@@ -45,7 +48,10 @@ def nd_op(
         rule: Type and shape of the result.
         types: Of the first operand.
         over: Operands that the result may take over.
+        family: As in ``OpDef``, and so ``sequential`` and ``nbytes``.
         flops: ``flops(*shapes, **params)``; default: two for each element.
+        sequential: See ``family``.
+        nbytes: See ``family``.
         writes_out: Whether the reference takes ``out``, to write to instead of a new array.
         onnx: As in ``OpDef``, and so ``aten``.
         aten: See ``onnx``.
@@ -64,7 +70,10 @@ def nd_op(
             may_overwrite=over,
             defaults={**(shared or {}), **defaults},
             max_axes=ARRAY_AXES,
+            family=family,
             flops=flops,
+            sequential=sequential,
+            nbytes=nbytes,
             onnx=onnx,
             aten=aten,
             version=VERSION,

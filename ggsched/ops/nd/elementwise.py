@@ -22,7 +22,7 @@ from ggsched.ops.nd.declare import (
     tested,
     whole,
 )
-from ggsched.ops.record import Operand, Param, Shape, same
+from ggsched.ops.record import ELEMENTS, FUNCTIONS, Operand, Param, Shape, same
 
 _ERF: Final = (
     (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05),
@@ -84,25 +84,31 @@ for _name, _f in {
     "acosh": np.arccosh,
     "atanh": np.arctanh,
 }.items():
-    _unary(_name, _f, onnx=_name.capitalize(), aten=_name)
+    _simple = _name in ("sqrt", "floor", "ceil", "round")
+    _family = ELEMENTS if _simple else FUNCTIONS
+    _unary(_name, _f, family=_family, onnx=_name.capitalize(), aten=_name)
 
 for _op in ELEMENTWISE:
     if _op.array:
-        _unary(_op.array, _op.reference, onnx=_op.onnx, aten=_op.aten)
+        _unary(_op.array, _op.reference, family=_op.family, onnx=_op.onnx, aten=_op.aten)
 
-_unary("log1p", np.log1p, aten="log1p")
-_unary("expm1", np.expm1, aten="expm1")
+_unary("log1p", np.log1p, family=FUNCTIONS, aten="log1p")
+_unary("expm1", np.expm1, family=FUNCTIONS, aten="expm1")
 _unary("abs", np.abs, NUMBERS, onnx="Abs", aten="abs")
 _unary("neg", np.negative, NUMBERS, onnx="Neg", aten="neg")
 _unary("sign", np.sign, NUMBERS, onnx="Sign", aten="sign")
 _unary("reciprocal", lambda x: 1 / x, onnx="Reciprocal", aten="reciprocal")
 _unary("rsqrt", lambda x: 1 / np.sqrt(x), aten="rsqrt")
-_unary("erf", erf, onnx="Erf", aten="erf")
+_unary("erf", erf, family=FUNCTIONS, onnx="Erf", aten="erf")
 _unary("softsign", lambda x: x / (1 + abs(x)), onnx="Softsign")
 _unary("relu", lambda x: np.maximum(x, 0), NUMBERS, onnx="Relu", aten="relu")
-_unary("mish", lambda x: x * np.tanh(softplus(x)), onnx="Mish", aten="mish")
+_unary("mish", lambda x: x * np.tanh(softplus(x)), family=FUNCTIONS, onnx="Mish", aten="mish")
 _unary("hard_swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1), onnx="HardSwish", aten="hardswish")
-_unary("gelu", lambda x: 0.5 * x * (1 + erf(x * np.asarray(math.sqrt(0.5), x.dtype))))
+_unary(
+    "gelu",
+    lambda x: 0.5 * x * (1 + erf(x * np.asarray(math.sqrt(0.5), x.dtype))),
+    family=FUNCTIONS,
+)
 _unary(
     "leaky_relu", lambda x, alpha: np.where(x < 0, x * np.asarray(alpha, x.dtype), x), alpha=0.01
 )
@@ -111,6 +117,7 @@ _unary(
     lambda x, alpha, gamma, inner: np.where(
         x > 0, gamma * x, gamma * alpha * np.expm1(np.minimum(x, 0) / inner)
     ),
+    family=FUNCTIONS,
     alpha=1.0,
     gamma=1.0,
     inner=1.0,
@@ -131,7 +138,7 @@ _binary("xor", np.logical_xor, BOOLS, onnx="Xor")
 _binary("bit_and", np.bitwise_and, INTS, onnx="BitwiseAnd")
 _binary("bit_or", np.bitwise_or, INTS, onnx="BitwiseOr")
 _binary("bit_xor", np.bitwise_xor, INTS, onnx="BitwiseXor")
-_binary("atan2", np.arctan2, FLOATS)
+_binary("atan2", np.arctan2, FLOATS, family=FUNCTIONS)
 # Remainders have the sign of the divisor, or for ``fmod`` of the dividend; those of integers by 0
 # are 0. Negative counts of bits, and those from the width on, shift out every bit.
 _binary("mod", lambda a, b, fmod: np.fmod(a, b) if fmod else np.mod(a, b), NUMBERS, fmod=False)
@@ -168,7 +175,7 @@ def _power(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return x[0].dtype.name, broadcast(x[0].shape, x[1].shape)
 
 
-@nd_op("pow", "a", "b", rule=_power, types=NUMBERS, onnx="Pow")
+@nd_op("pow", "a", "b", rule=_power, types=NUMBERS, family=FUNCTIONS, onnx="Pow")
 def power(a: Array, b: Array) -> Array:
     """Return ``a ** b`` in the type of ``a``.
 

@@ -1,12 +1,13 @@
 """Ops that take or set elements by index. Negative indices count from the end."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 
 from ggsched.ops.nd.declare import Array, axis_of, nd_op, numpy_type
-from ggsched.ops.record import Operand, Param, Shape, nothing
+from ggsched.ops.record import Operand, Param, Shape, gathered, nothing, sorted_rows
 
 
 def _index(x: Operand) -> None:
@@ -20,7 +21,16 @@ def _gathered(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*x[0].shape[:axis], *x[1].shape, *x[0].shape[axis + 1 :])
 
 
-@nd_op("gather", "x", "indices", rule=_gathered, flops=nothing, axis=0)
+@nd_op(
+    "gather",
+    "x",
+    "indices",
+    rule=_gathered,
+    family="gather",
+    flops=nothing,
+    nbytes=gathered,
+    axis=0,
+)
 def gather(x: Array, indices: Array, axis: int) -> Array:
     """Take whole slices along an axis."""
     return np.take(x, indices, axis)
@@ -34,7 +44,16 @@ def _gathered_elements(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, x[1].shape
 
 
-@nd_op("gather_elements", "x", "indices", rule=_gathered_elements, flops=nothing, axis=0)
+@nd_op(
+    "gather_elements",
+    "x",
+    "indices",
+    rule=_gathered_elements,
+    family="gather",
+    flops=nothing,
+    nbytes=gathered,
+    axis=0,
+)
 def gather_elements(x: Array, indices: Array, axis: int) -> Array:
     """Take one element for each index, at its own place in all other axes."""
     return np.asarray(x[_places(indices, axis)])
@@ -57,7 +76,16 @@ def _gathered_nd(x: Sequence[Operand], batch_dims: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*indices[:-1], *data[taken:])
 
 
-@nd_op("gather_nd", "x", "indices", rule=_gathered_nd, flops=nothing, batch_dims=0)
+@nd_op(
+    "gather_nd",
+    "x",
+    "indices",
+    rule=_gathered_nd,
+    family="gather",
+    flops=nothing,
+    nbytes=gathered,
+    batch_dims=0,
+)
 def gather_nd(x: Array, indices: Array, batch_dims: int) -> Array:
     """Take slices whose places the last axis of the indices holds."""
     batch: Sequence[Array] = np.indices(indices.shape[:batch_dims], sparse=True)
@@ -82,6 +110,10 @@ def _scattered(x: Sequence[Operand], reduction: str, **_: Param) -> tuple[str, S
     return x[0].dtype.name, x[0].shape
 
 
+def _scatter_work(_x: Shape, _indices: Shape, updates: Shape, **__: Param) -> float:
+    return 2.0 * prod(updates)
+
+
 def _scattered_elements(x: Sequence[Operand], axis: int, reduction: str) -> tuple[str, Shape]:
     axis_of(axis, len(x[0].shape))
     if x[1].shape != x[2].shape or len(x[1].shape) != len(x[0].shape):
@@ -95,6 +127,8 @@ def _scattered_elements(x: Sequence[Operand], axis: int, reduction: str) -> tupl
     "indices",
     "updates",
     rule=_scattered_elements,
+    family="scatter",
+    flops=_scatter_work,
     axis=0,
     reduction="none",
 )
@@ -115,7 +149,16 @@ def _scattered_nd(x: Sequence[Operand], reduction: str) -> tuple[str, Shape]:
     return _scattered(x, reduction)
 
 
-@nd_op("scatter_nd", "x", "indices", "updates", rule=_scattered_nd, reduction="none")
+@nd_op(
+    "scatter_nd",
+    "x",
+    "indices",
+    "updates",
+    rule=_scattered_nd,
+    family="scatter",
+    flops=_scatter_work,
+    reduction="none",
+)
 def scatter_nd(x: Array, indices: Array, updates: Array, reduction: str) -> Array:
     """Return x with slices set, or combined with updates."""
     out = x.copy()
@@ -149,7 +192,11 @@ def _top_k(x: Sequence[Operand], k: int, axis: int, largest: bool) -> tuple[str,
     return "i64", (*x[0].shape[:axis], k, *x[0].shape[axis + 1 :])
 
 
-@nd_op("top_k", "x", rule=_top_k, k=1, axis=-1, largest=True)
+def _top_k_family(x: Shape, k: int, axis: int, **_: Param) -> str:
+    return sorted_rows(x[axis], k)
+
+
+@nd_op("top_k", "x", rule=_top_k, family=_top_k_family, k=1, axis=-1, largest=True)
 def top_k(x: Array, k: int, axis: int, largest: bool) -> Array:
     """Return indices of the k largest (smallest) along an axis, best first, ties by index."""
     keys = np.flip(x, axis) if largest else x
@@ -167,13 +214,13 @@ def _arg(x: Sequence[Operand], axis: int, keepdims: bool, **_: Param) -> tuple[s
     return "i64", (*x[0].shape[:axis], *kept, *x[0].shape[axis + 1 :])
 
 
-@nd_op("arg_max", "x", rule=_arg, axis=0, keepdims=True, last=False)
+@nd_op("arg_max", "x", rule=_arg, family="reduce", axis=0, keepdims=True, last=False)
 def arg_max(x: Array, axis: int, keepdims: bool, last: bool) -> Array:
     """Return the index of the largest, the first or the last of several."""
     return _arg_of(np.argmax, x, axis, keepdims, last)
 
 
-@nd_op("arg_min", "x", rule=_arg, axis=0, keepdims=True, last=False)
+@nd_op("arg_min", "x", rule=_arg, family="reduce", axis=0, keepdims=True, last=False)
 def arg_min(x: Array, axis: int, keepdims: bool, last: bool) -> Array:
     """Return the index of the smallest, the first or the last of several."""
     return _arg_of(np.argmin, x, axis, keepdims, last)

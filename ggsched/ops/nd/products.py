@@ -32,7 +32,7 @@ def _work(a: Shape, b: Shape, **_: Param) -> float:
     return 2.0 * prod(product_shape(a, b)) * a[-1]
 
 
-@nd_op("matmul", "a", "b", rule=_product, types=ANY, flops=_work)
+@nd_op("matmul", "a", "b", rule=_product, types=ANY, family="matmul", flops=_work)
 def matmul(a: Array, b: Array) -> Array:
     """Multiply matrices as ``numpy.matmul`` does, batch axes broadcast."""
     return np.asarray(np.matmul(wide(a), wide(b)))
@@ -44,7 +44,9 @@ def _integer_product(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return "i32", product_shape(x[0].shape, x[1].shape)
 
 
-@nd_op("matmul_i32", "a", "b", rule=_integer_product, types=("i8", "u8"), flops=_work)
+@nd_op(
+    "matmul_i32", "a", "b", rule=_integer_product, types=("i8", "u8"), family="matmul", flops=_work
+)
 def matmul_i32(a: Array, b: Array) -> Array:
     """Multiply 8-bit matrices into i32; in f64, whose sums are exact here."""
     found = np.matmul(a.astype(np.float64), b.astype(np.float64))
@@ -102,7 +104,15 @@ def _einsum_work(*shapes: Shape, equation: str) -> float:
     return 2.0 * prod(_terms(equation, shapes)[2].values())
 
 
-@nd_op("einsum", "x*", rule=_einsum, types=(*FLOATS, "i64", "i32"), flops=_einsum_work, equation="")
+@nd_op(
+    "einsum",
+    "x*",
+    rule=_einsum,
+    types=(*FLOATS, "i64", "i32"),
+    family="matmul",
+    flops=_einsum_work,
+    equation="",
+)
 def einsum(*x: Array, equation: str) -> Array:
     """Sum products of elements over the axes that the result does not name."""
     terms, right, _ = _terms(equation, [a.shape for a in x])
@@ -134,7 +144,9 @@ def _along_work(x: Shape, m: Shape, axis: int) -> float:
     return 2.0 * prod(x) * m[0]
 
 
-@nd_op("along", "x", "matrix", rule=_along, types=FLOATS, flops=_along_work, axis=0)
+@nd_op(
+    "along", "x", "matrix", rule=_along, types=FLOATS, family="matmul", flops=_along_work, axis=0
+)
 def along(x: Array, matrix: Array, axis: int) -> Array:
     """Multiply the vectors along an axis with a matrix."""
     if axis == x.ndim - 1:

@@ -79,6 +79,10 @@ def _work(x: Shape, w: Shape, r: Shape, *_: Shape, **__: Param) -> float:
     return 2.0 * x[0] * x[1] * w[0] * w[1] * (w[2] + r[2])
 
 
+def _sequential(x: Shape, w: Shape, *_: Shape, **__: Param) -> float:
+    return float(x[0] * w[0])
+
+
 def _run(kind: str, x: Array, w: Array, r: Array, *rest: Array, **p: Any) -> Array:
     """Return the outputs (T, D, B, H), then the last hidden state, then an LSTM's cell."""
     kind_of = x.dtype
@@ -178,7 +182,9 @@ _SHARED: Final[dict[str, Param]] = {
     "peepholes?",
     rule=_rule("lstm"),
     types=FLOATS,
+    family="recurrent",
     flops=_work,
+    sequential=_sequential,
     shared=_SHARED,
     c0=False,
     peepholes=False,
@@ -199,7 +205,9 @@ def lstm(*x: Array, **p: Any) -> Array:
     "h0?",
     rule=_rule("gru"),
     types=FLOATS,
+    family="recurrent",
     flops=_work,
+    sequential=_sequential,
     shared=_SHARED,
     reset_after=False,
 )
@@ -218,7 +226,9 @@ def gru(*x: Array, **p: Any) -> Array:
     "h0?",
     rule=_rule("rnn"),
     types=FLOATS,
+    family="recurrent",
     flops=_work,
+    sequential=_sequential,
     shared=_SHARED,
 )
 def rnn(*x: Array, **p: Any) -> Array:

@@ -28,9 +28,16 @@ def _reduction(name: str, f: Callable[..., Any], types: Sequence[str] = NUMBERS)
         found = np.asarray(f(wide(x), axis=axes, keepdims=keepdims))
         return whole(found, x.dtype) if found.dtype.kind == "f" and x.dtype.kind in "iu" else found
 
-    nd_op("reduce_" + name, "x", rule=_reduced, types=types, flops=_work, axes=(), keepdims=True)(
-        reference
-    )
+    nd_op(
+        "reduce_" + name,
+        "x",
+        rule=_reduced,
+        types=types,
+        family="reduce",
+        flops=_work,
+        axes=(),
+        keepdims=True,
+    )(reference)
 
 
 def _sum(x: Array, **how: Any) -> Array:
@@ -91,21 +98,21 @@ def _steps(x: Shape, **_: Param) -> float:
     return 8.0 * prod(x)
 
 
-@nd_op("softmax", "x", rule=_along, types=FLOATS, over=(), flops=_steps, axis=-1)
+@nd_op("softmax", "x", rule=_along, types=FLOATS, over=(), family="rows", flops=_steps, axis=-1)
 def softmax(x: Array, axis: int) -> Array:
     """Return exp(x) divided by its sum along an axis."""
     _, e, total = _softmax_parts(x, axis)
     return np.asarray(e / total)
 
 
-@nd_op("log_softmax", "x", rule=_along, types=FLOATS, flops=_steps, axis=-1)
+@nd_op("log_softmax", "x", rule=_along, types=FLOATS, family="rows", flops=_steps, axis=-1)
 def log_softmax(x: Array, axis: int) -> Array:
     """Return the logarithm of softmax."""
     shifted, _, total = _softmax_parts(x, axis)
     return np.asarray(shifted - np.log(total))
 
 
-@nd_op("hardmax", "x", rule=_along, types=FLOATS, axis=-1)
+@nd_op("hardmax", "x", rule=_along, types=FLOATS, family="rows", axis=-1)
 def hardmax(x: Array, axis: int) -> Array:
     """Return 1 at the first largest element along an axis, 0 elsewhere."""
     out = np.zeros_like(x)
@@ -127,9 +134,16 @@ def _running(f: Callable[..., Any], start: int) -> Callable[..., Array]:
 
 
 for _name, _f, _start in (("cum_sum", np.cumsum, 0), ("cum_prod", np.cumprod, 1)):
-    nd_op(_name, "x", rule=_along, types=NUMBERS, axis=0, exclusive=False, reverse=False)(
-        _running(_f, _start)
-    )
+    nd_op(
+        _name,
+        "x",
+        rule=_along,
+        types=NUMBERS,
+        family="scan",
+        axis=0,
+        exclusive=False,
+        reverse=False,
+    )(_running(_f, _start))
 
 
 def _normalized(x: Sequence[Operand], axes: Shape, eps: float) -> tuple[str, Shape]:
@@ -138,7 +152,9 @@ def _normalized(x: Sequence[Operand], axes: Shape, eps: float) -> tuple[str, Sha
     return same(x)
 
 
-@nd_op("normalize", "x", rule=_normalized, types=FLOATS, flops=_steps, axes=(), eps=1e-5)
+@nd_op(
+    "normalize", "x", rule=_normalized, types=FLOATS, family="rows", flops=_steps, axes=(), eps=1e-5
+)
 def normalize(x: Array, axes: Shape, eps: float) -> Array:
     """Subtract the mean over axes, divide by the standard deviation (of the variance plus eps)."""
     centred = wide(x) - np.mean(wide(x), axes, keepdims=True)
@@ -152,7 +168,7 @@ def _lrn(x: Sequence[Operand], size: int, **_: Param) -> tuple[str, Shape]:
     return same(x)
 
 
-@nd_op("lrn", "x", rule=_lrn, types=FLOATS, size=1, alpha=1e-4, beta=0.75, bias=1.0)
+@nd_op("lrn", "x", rule=_lrn, types=FLOATS, family="rows", size=1, alpha=1e-4, beta=0.75, bias=1.0)
 def lrn(x: Array, size: int, alpha: float, beta: float, bias: float) -> Array:
     """Divide by a power of the squares' sum over neighbouring channels."""
     square, channels = np.square(wide(x)), x.shape[1]

@@ -34,6 +34,7 @@ def _work(x: Shape, grid: Shape, **_: object) -> float:
     "grid",
     rule=_sampled,
     types=FLOATS,
+    family="sampling",
     flops=_work,
     mode="linear",
     padding="zeros",

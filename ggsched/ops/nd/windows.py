@@ -96,6 +96,14 @@ def _conv_work(x: Shape, w: Shape, *_: Shape, **p: tuple[int, ...]) -> float:
     return 2.0 * x[0] * prod(out) * prod(w)
 
 
+def _conv_family(x: Shape, w: Shape, *_: Shape, group: int, **__: Param) -> str:
+    if group > 1:
+        return "conv:depthwise" if w[1] == 1 else "conv:grouped"
+    if max(w[2:]) == 1:
+        return "conv:points"
+    return f"conv:{len(w) - 2}d"
+
+
 @nd_op(
     "conv",
     "x",
@@ -103,6 +111,7 @@ def _conv_work(x: Shape, w: Shape, *_: Shape, **p: tuple[int, ...]) -> float:
     "bias?",
     rule=_conv,
     types=FLOATS,
+    family=_conv_family,
     flops=_conv_work,
     writes_out=True,
     strides=(),
@@ -241,6 +250,7 @@ def _transpose_work(x: Shape, w: Shape, *_: Shape, **__: Param) -> float:
     "bias?",
     rule=_conv_transpose,
     types=FLOATS,
+    family="conv_transpose",
     flops=_transpose_work,
     strides=(),
     dilations=(),
@@ -337,6 +347,7 @@ def _each(
     "x",
     rule=_pool,
     types=NUMBERS,
+    family="pool",
     flops=_pool_work,
     kernel=(),
     strides=(),
@@ -356,6 +367,7 @@ def max_pool(x: Array, kernel: Shape, strides: Shape, dilations: Shape, pads: Sh
     "x",
     rule=_pool_indices,
     types=NUMBERS,
+    family="pool",
     flops=_pool_work,
     kernel=(),
     strides=(),
@@ -392,6 +404,7 @@ def max_pool_indices(
     "x",
     rule=_pool,
     types=FLOATS,
+    family="pool",
     flops=_pool_work,
     kernel=(),
     strides=(),
@@ -434,6 +447,7 @@ def average_pool(
     "x",
     rule=_pool,
     types=FLOATS,
+    family="pool",
     flops=_pool_work,
     kernel=(),
     strides=(),

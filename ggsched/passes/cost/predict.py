@@ -8,13 +8,16 @@ the average. Launches of devices on one processor take turns.
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
+from ggsched.ops.record import PRODUCTS
 from ggsched.passes.cost.simulate import PredictedSpan, PredictedTimeline, simulate
 from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
 from ggsched.plan.effects import Effects, Step, Traffic
 from ggsched.topology.caps import processors
-from ggsched.topology.cost import HOST, MachineRates, node_seconds
+from ggsched.topology.cost import HOST, MachineRates, Work, node_seconds
+
+_CLEARED = Work("", PRODUCTS, 0.0, 0.0)
 
 _STEPS = 2
 """The second step finds the streams as one in the middle of a sequence does."""
@@ -131,7 +134,7 @@ class RateCosts:
         arenas = self._plan.memory.arenas
         if traffic.src is None:
             rates = self._rates.devices[arenas[traffic.dst].device]
-            return rates.launch_s + node_seconds(rates, 0, traffic.nbytes, 1)
+            return rates.launch_s + node_seconds(rates, _CLEARED._replace(nbytes=traffic.nbytes))
         src = HOST if traffic.through_host else arenas[traffic.src].device
         link = self._rates.link(src, arenas[traffic.dst].device)
         nbytes = traffic.nbytes

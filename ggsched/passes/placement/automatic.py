@@ -22,15 +22,19 @@ class Automatic:
     Attributes:
         by_cost: What places graphs of which everything is open.
         max_nodes: Of larger graphs too little could be tried for the time that it takes.
+        is_measured: Whether the first run of a graph decides between the placement that is
+            predicted to be the fastest and each device alone, by measurement.
     """
 
     by_cost: PlacementPolicy = field(default_factory=CostBased)
     max_nodes: int = 10_000
+    is_measured: bool = False
 
     @property
     def key(self) -> str:
         """See ``PlacementPolicy``."""
-        return f"auto({self.by_cost.key}, {self.max_nodes})"
+        name = "autotune" if self.is_measured else "auto"
+        return f"{name}({self.by_cost.key}, {self.max_nodes})"
 
     def place(self, problem: PlacementProblem) -> Placement:
         """See ``PlacementPolicy``."""

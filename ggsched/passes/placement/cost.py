@@ -29,7 +29,7 @@ from ggsched.passes.placement.ggml import place
 from ggsched.passes.placement.ranked import ranked
 from ggsched.passes.placement.tables import PlacementTables, finished, place_pinned
 from ggsched.plan.placement import Placement, PlacementCandidate
-from ggsched.topology.cost import HOST
+from ggsched.topology.cost import HOST, is_beside_cpu
 
 _PLANS: Final = 128
 """Plans that the moves may try, on small graphs; all placements where there are no more."""
@@ -43,6 +43,10 @@ _ESTIMATED_NODES: Final = 50_000
 """Nodes of all estimates that the moves may make."""
 _LONG: Final = 8
 """Runs of more than such a part of a graph are moved before chains."""
+_GAIN: Final = 1.5
+"""What it takes to leave the backend cpu for another device on the same processor."""
+_SPLIT_GAIN: Final = 2.5
+"""What it takes to share a graph with it, which has crossings besides that take turns with both."""
 _RESERVES: Final = 4
 """List schedules to try, each with more memory left to intermediate results."""
 
@@ -131,7 +135,26 @@ class _Search:
             best = self.improve(self.climb(best))
         if best not in self.candidates:
             self.candidates.append(best)
-        return self.placement(best)
+        return self.placement(self.preferred(best))
+
+    def preferred(self, best: _Candidate) -> _Candidate:
+        """Return the best placement, or the backend cpu alone where that is about as good.
+
+        Another device on the same processor gains by its kernels alone, and by no more than their
+        predictions are wrong unless it is predicted to be much faster.
+        """
+        facts = self.problem.topology.devices
+        if not any(d >= 0 and is_beside_cpu(facts[d]) for d in best.home):
+            return best
+        own = {f"{d.name} alone" for d in facts if d.kind == "cpu"}
+        cpu = min((c for c in self.candidates if c.name in own), key=lambda c: c.rank, default=best)
+        others = (c for c in self.candidates if c is best or c.name.endswith(" alone"))
+        for other in sorted(others, key=lambda c: c.rank):
+            lacks, seconds = other.rank
+            gain = _SPLIT_GAIN if len(set(other.home) - {-1}) > 1 else _GAIN
+            if cpu.rank > (lacks, seconds * gain):
+                return other
+        return cpu
 
     def note(self, name: str, home: Home) -> _Candidate:
         """Plan a candidate; the best of a name is kept."""

@@ -1,6 +1,7 @@
 """Policies by name, for options and the command line."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from ggsched.errors import UsageError
@@ -11,6 +12,7 @@ from ggsched.passes.placement.ggml import GgmlRules
 
 PLACEMENTS: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
     "auto": Automatic,
+    "autotune": partial(Automatic, is_measured=True),
     "ggml": GgmlRules,
     "cost": CostBased,
 }

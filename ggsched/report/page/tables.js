@@ -79,11 +79,14 @@ function opTable() {
   const ops = D.account.ops;
   if (!ops.length) return [];
   const total = ops.reduce((sum, o) => sum + o.seconds, 0);
+  const isPredicted = ops.some((o) => o.expected_s !== null);
+  const predicted = (o) => (o.expected_s === null ? "" : timeText(1e6 * o.expected_s));
   const rows = ops.map((o) => row("td", [
-    o.op, o.device, countText(o.nodes), timeText(1e6 * o.seconds), shareText(o.seconds / total),
+    o.op, o.device, countText(o.nodes), timeText(1e6 * o.seconds), ...(isPredicted ? [predicted(o)] : []),
+    shareText(o.seconds / total),
   ]));
   const table = (id, some) => el("table", { id },
-    el("thead", {}, row("th", ["op", "device", "nodes", "time", "share"])), el("tbody", {}, ...some));
+    el("thead", {}, row("th", ["op", "device", "nodes", "time", ...(isPredicted ? ["predicted"] : []), "share"])), el("tbody", {}, ...some));
   const rest = rows.slice(MOST_OPS);
   return [el("h3", {}, "Time by op"), table("ops", rows.slice(0, MOST_OPS)),
     ...(rest.length ? [el("details", {}, el("summary", {}, `and ${rest.length} more`), table("more-ops", rest))] : [])];

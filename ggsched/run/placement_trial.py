@@ -1,0 +1,133 @@
+"""Placement trial: which of several placements of a graph is the fastest, measured apart.
+
+Each placement is bound with weights and states of its own, so nothing that the caller keeps
+changes. The placements take turns, so that all see the same machine; the first run of each warms it
+up and does not count.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from ggsched.errors import GgschedError
+from ggsched.ir.graph import Graph
+from ggsched.plan.bundle import Plan
+from ggsched.run.autotune import ROUNDS
+from ggsched.run.protocols import Runtime
+from ggsched.run.release import close_all
+
+WRONG: Final = 1.5
+"""How far a prediction may be from what is measured; it is believed as far as that."""
+_SLOWER: Final = 2.0
+"""A placement whose first counted run takes so many times as long is not run again."""
+_ENOUGH_S: Final = 0.1
+_MOST_ROUNDS: Final = 30
+"""Short runs are repeated more often, for about that long."""
+_BURST: Final = 4
+"""Runs behind each other in a turn: threads that wait for work sleep after a while."""
+_SHORT_S: Final = 0.02
+_BATCHES: Final = 3
+"""So often another placement than the predicted one has to be faster."""
+_BETTER: Final = 0.95
+"""Another placement than the one that was predicted to be the fastest is kept below this."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriedPlacement:
+    """A placement that may be run.
+
+    Attributes:
+        name: For people.
+        graph: What is run.
+        plan: Of the graph.
+        seconds: Predicted, of a run.
+    """
+
+    name: str
+    graph: Graph
+    plan: Plan
+    seconds: float
+
+
+def measure_placements(
+    ways: Sequence[TriedPlacement],
+    open_runtime: Callable[[], Runtime],
+    inputs: Mapping[str, np.ndarray],
+    clock: Callable[[], float],
+) -> list[float]:
+    """Return the seconds of the fastest run of each placement; infinity where it was not run.
+
+    The first one is run in any case. Where its prediction holds, others are run only if they could
+    be faster for all that predictions are wrong.
+
+    Args:
+        ways: The placement that is predicted to be the fastest, then others.
+        open_runtime: Returns a place to run plans in, with nothing on it.
+        inputs: Of the graphs.
+        clock: Seconds.
+    """
+    found = [inf for _ in ways]
+    with ExitStack() as stack:
+        turns: dict[int, Callable[[], float]] = {}
+
+        def enter(number: int) -> None:
+            try:
+                turn = stack.enter_context(_bound(ways[number], open_runtime, inputs, clock))
+                turn()
+                found[number] = turn()
+                for _ in range(_BURST - 1 if found[number] < _SHORT_S else 0):
+                    found[number] = min(turn(), found[number])
+            except GgschedError:
+                return  # no memory for it, or it fails: the run itself says so
+            turns[number] = turn
+
+        enter(0)
+        holds = ways[0].seconds / WRONG <= found[0] <= ways[0].seconds * WRONG
+        for number in range(1, len(ways)):
+            if not holds or ways[number].seconds < ways[0].seconds * WRONG**2:
+                enter(number)
+        best = min(found)
+        near = [number for number in turns if found[number] <= _SLOWER * best]
+        rounds = max(ROUNDS, min(_MOST_ROUNDS, round(_ENOUGH_S / max(best, 1e-6)))) - 1
+        for _ in range(_BATCHES if len(near) > 1 else 0):
+            for number in near * -(-rounds // _BURST):
+                for _ in range(_BURST):
+                    found[number] = min(turns[number](), found[number])
+            if kept_placement(found) == 0:
+                break  # another one has to be faster again and again
+    return found
+
+
+def kept_placement(found: Sequence[float]) -> int:
+    """Return which placement is kept: the first, unless another one is clearly faster."""
+    best = min(range(len(found)), key=found.__getitem__)
+    return best if found[best] < _BETTER * found[0] else 0
+
+
+@contextmanager
+def _bound(
+    way: TriedPlacement,
+    open_runtime: Callable[[], Runtime],
+    inputs: Mapping[str, np.ndarray],
+    clock: Callable[[], float],
+) -> Iterator[Callable[[], float]]:
+    """Give a function that runs a placement and returns how long that took."""
+    runtime = open_runtime()
+    run = None
+    try:
+        run = runtime.bind(way.graph, way.plan)
+
+        def turn() -> float:
+            began = clock()
+            run.start(inputs)
+            run.finish(copy=False)
+            return clock() - began
+
+        yield turn
+    finally:
+        runtime.store.drain()
+        close_all([*([run] if run is not None else ()), runtime.store])
