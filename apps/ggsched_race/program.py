@@ -51,8 +51,6 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
                 try:
                     _run(target, options.is_module)
                 finally:
-                    for op, why in rec.unseen.items():
-                        write_err(f"ggsched race: {op} is not recorded: {why}\n")
                     if rec.recording.failure is not None:
                         why = rec.recording.failure
                         write_err(f"ggsched race: the record is cut off: {why}\n")

@@ -52,6 +52,9 @@ class Platform(Protocol):
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op."""
 
+    def launch(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what launches a kernel that is no op."""
+
     def wait_for_all(self) -> None:
         """Let the host wait for the devices, so that ids can be read."""
 
@@ -60,12 +63,13 @@ class _Local(threading.local):
     """State of a thread.
 
     Attributes:
-        deferred: Records from inside a call, which follow the record of the call.
+        deferred: Records from inside a call, which follow the record of the call; each with the
+            actor that waits by it, or None.
         is_reading: Whether the recorder itself uses PyTorch.
         is_in_op: Whether an op is under way.
     """
 
-    deferred: list[Callable[[float | None], None]] | None = None
+    deferred: list[tuple[Callable[[float | None], None], int | None]] | None = None
     is_reading: bool = False
     is_in_op: bool = False
 
@@ -83,7 +87,6 @@ class Recorder:
         self.recording = recording
         self.platform = platform
         self._is_on, self._process = True, os.getpid()
-        self.unseen: dict[str, str] = {}
         self._rows = rows
         self._blocks = Blocks(self._add_block)
         self.host = HostMemory()
@@ -96,6 +99,11 @@ class Recorder:
     def is_enabled(self) -> bool:
         """Whether calls are recorded; those of a forked process are not."""
         return self._is_on and os.getpid() == self._process
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what is called now is a part of an op, or is not recorded at all."""
+        return not self.is_enabled or self._local.is_reading or self._local.is_in_op
 
     def stop(self) -> None:
         """Record nothing more."""
@@ -123,8 +131,8 @@ class Recorder:
                         self.take_back()
                         self._record(op, args, kwargs, result)
             except Exception as error:  # the program goes on, whatever its tensors are
-                why = str(error).partition("\n")[0]
-                self.unseen.setdefault(op.label, f"{type(error).__name__}: {why}")
+                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.recording.notice(f"{op.label} is not recorded: {why}")
             return result
 
     @contextmanager
@@ -141,7 +149,7 @@ class Recorder:
         finally:
             deferred, local.deferred = local.deferred, None
             with self.recording.lock:
-                for record in deferred:
+                for record, _ in deferred:
                     record(start_s)
 
     @contextmanager
@@ -154,13 +162,17 @@ class Recorder:
         finally:
             local.is_reading = before
 
-    def after(self, record: Callable[[float | None], None]) -> None:
-        """Make a record now, or after the call that is under way; nothing while reading."""
+    def after(self, record: Callable[[float | None], None], waiting: int | None = None) -> None:
+        """Make a record now, or after the call that is under way; nothing while reading.
+
+        Args:
+            waiting: The stream that waits by it.
+        """
         local = self._local
         if not self.is_enabled or local.is_reading:
             return
         if local.deferred is not None:
-            local.deferred.append(record)
+            local.deferred.append((record, waiting))
         else:
             with self.recording.lock:
                 record(None)
@@ -173,17 +185,52 @@ class Recorder:
         if op.kind == "record_stream":
             self.record_stream(args[0], args[1])
             return
-        at = self.recording.sites.here() if op.kind != "plain" else -1
+        at = self.recording.sites.here() if op.kind in ("copy", "to_copy") else -1
         if op.kind == "copy":
             for dst, src in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
                 self._copy(op, dst, src, at)
         elif op.kind == "to_copy":
             self._copy(op, result, args[0], at)
+        elif op.kind in ("collective", "copied_collective"):
+            self._collective(op, args, kwargs, result)
         else:
             self._plain(op, args, kwargs, result)
 
-    def _plain(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Record an op that is no copy: it runs on the device of its tensors, or on the host."""
+    def _collective(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Record a collective: on the stream that the library lets wait inside, if it does."""
+        deferred = self._local.deferred or []
+        here = self.stream()
+        waiting = [k for k, (_, actor) in enumerate(deferred) if actor not in (None, here)]
+        if not waiting:
+            self._plain(op, args, kwargs, result)
+            return
+        if op.kind == "copied_collective":
+            self._plain(op, args, kwargs, result)
+        actor = deferred[waiting[0]][1]
+        for record, _ in deferred[: waiting[0] + 1]:
+            record(None)
+        del deferred[: waiting[0] + 1]
+        if op.kind == "collective":
+            self._plain(op, args, kwargs, result, actor)
+        elif actor is not None:
+            work = _Work(self, actor, self.recording.sites.here())
+            for tensor in tensors_in(result):
+                work.touch(tensor, is_read=True, is_written=True)
+            work.emit(op.label)
+
+    def _plain(
+        self,
+        op: Op,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        stream: int | None = None,
+    ) -> None:
+        """Record an op that is no copy: it runs on the device of its tensors, or on the host.
+
+        Args:
+            stream: Where it runs, if not on the calling thread's stream.
+        """
         found = list(op.arguments(args, kwargs))
         inputs = {id(t) for _, t, _ in found}
         outputs = [t for t in tensors_in(result) if id(t) not in inputs]
@@ -193,7 +240,7 @@ class Recorder:
         device = next((d for t in tensors if (d := self.platform.device_of(t)) is not None), None)
         if device is None and self.host.is_empty:
             return
-        actor = HOST if device is None else self.stream(device)
+        actor = HOST if device is None else self.stream(device) if stream is None else stream
         chosen, chooser = self._chosen(op, args, actor)
         at = self.recording.sites.here()
         work = _Work(self, actor, at, reads_host=not op.label.startswith("aten."))
@@ -347,8 +394,21 @@ class Recorder:
             block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
             block.recorded.add(self.recording.stream(self.platform.key_of(stream)))
 
-    def declare(self, label: str, reads: Sequence[Any], writes: Sequence[Any], engine: str) -> None:
-        """Record what a kernel touches, by the caller's word."""
+    def launched(
+        self,
+        label: str,
+        reads: Sequence[Any],
+        writes: Sequence[Any],
+        *,
+        engine: str = "",
+        is_possible: bool = False,
+    ) -> None:
+        """Record a kernel that is no op of the dispatcher, on the calling thread's stream.
+
+        Args:
+            engine: Name of what does it beside all streams; "" for the stream.
+            is_possible: Whether it may touch only some bytes of its tensors.
+        """
         if not self.is_enabled:
             return
         with self.recording.lock:
@@ -361,7 +421,7 @@ class Recorder:
                     if self.platform.device_of(tensor) is None:
                         self._follow(tensor, at)
                     work.touch(tensor, is_read=not is_written, is_written=is_written)
-            work.emit(label)
+            work.emit(label, is_partial=is_possible, is_possible=is_possible)
 
     def engine_done(self, engine: str) -> None:
         """Record that the host has seen an engine end what it has been given."""
@@ -506,6 +566,7 @@ class _Work:
         *,
         is_copy: bool = False,
         is_partial: bool = False,
+        is_possible: bool = False,
         chooser: RowChooser | None = None,
     ) -> None:
         """Record the op."""
@@ -518,7 +579,7 @@ class _Work:
         recording.work(
             self._actor, label, self.reads, self.writes, self._at,
             is_copy=is_copy, is_partial=is_partial, chooser=chooser, takes=self._takes,
-            views=self._recorder.views(),
+            views=self._recorder.views(), is_possible=is_possible,
         )  # fmt: skip
 
 

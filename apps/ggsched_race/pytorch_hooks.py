@@ -12,6 +12,8 @@ from torch.cuda import _gpu_trace
 
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import DispatchMode, Recorder
+from ggsched_race.triton_hooks import triton_actions
+from ggsched_race.when_imported import when_imported
 
 
 @contextmanager
@@ -26,7 +28,8 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_reads(patches, recorder)
         _patch_backward(patches, recorder)
         _patch_threads(patches, recorder)
-        _run_compiled_eagerly(patches, stack)
+        _run_compiled_eagerly(patches, stack, recorder)
+        stack.enter_context(when_imported(triton_actions(patches, recorder)))
         stack.enter_context(DispatchMode(recorder.op))
         try:
             yield
@@ -34,9 +37,9 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             recorder.stop()
 
 
-def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
+def _run_compiled_eagerly(patches: Patches, stack: ExitStack, recorder: Recorder) -> None:
     """Let compiled functions run op by op; the compiler is not loaded for it."""
-    compiled = torch.compile
+    compiled, what = torch.compile, "functions of torch.compile ran op by op, not as kernels"
 
     @cache
     def run_eagerly() -> None:
@@ -44,12 +47,23 @@ def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
 
     def compile_later(*args: Any, **kwargs: Any) -> Any:
         run_eagerly()
+        recorder.recording.notice(what)
         return compiled(*args, **kwargs)
 
-    if "torch._dynamo" in sys.modules:
-        run_eagerly()
-    else:
-        patches.set(torch, "compile", compile_later)
+    patches.set(torch, "compile", compile_later)
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return
+    run_eagerly()
+    choose = getattr(frames, "_callback_from_stance", None)
+
+    def choose_callback(callback: Any) -> Any:
+        if callback not in (None, False):  # a function that was compiled before is called
+            recorder.recording.notice(what)
+        return choose(callback) if choose is not None else callback
+
+    if choose is not None:
+        patches.set(frames, "_callback_from_stance", choose_callback)
 
 
 @contextmanager
@@ -63,10 +77,10 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
     def actor_of(handle: int) -> int:
         return recording.stream((device(), handle))
 
-    def ordered(record: Callable[..., None]) -> Callable[..., None]:
+    def ordered(record: Callable[..., None], waits: bool = False) -> Callable[..., None]:
         def called(event: int, stream: int) -> None:
             at, actor = recording.sites.here(), actor_of(stream)
-            recorder.after(lambda _: record(event, actor, at))
+            recorder.after(lambda _: record(event, actor, at), actor if waits else None)
 
         return called
 
@@ -74,7 +88,7 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
         (_gpu_trace.EventCreationCallbacks, recording.event_created),
         (_gpu_trace.EventDeletionCallbacks, recording.event_deleted),
         (_gpu_trace.EventRecordCallbacks, ordered(recording.record)),
-        (_gpu_trace.EventWaitCallbacks, ordered(recording.wait)),
+        (_gpu_trace.EventWaitCallbacks, ordered(recording.wait, waits=True)),
         (_gpu_trace.MemoryAllocationCallbacks, recorder.allocated),
         (_gpu_trace.MemoryDeallocationCallbacks, recorder.freed),
         (_gpu_trace.DeviceSynchronizationCallbacks, lambda: recorder.sync(device=device())),

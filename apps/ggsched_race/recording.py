@@ -91,6 +91,7 @@ class Recording:
         self._dead: set[int] = set()
         self.sites = CallSites(self._add_site)
         self.lock = threading.RLock()
+        self._notices: set[str] = set()
         self._add_actor("host", "host", "host", "", -1)
 
     # --- the journal ------------------------------------------------------------------------------
@@ -117,6 +118,12 @@ class Recording:
         graph.entries.append(entry)
         graph.memories.update(a[0] for part in ("reads", "writes") for a in entry.get(part, ()))
         graph.written.update(a[0] for a in entry.get("writes", ()))
+
+    def notice(self, text: str) -> None:
+        """Say in the report, once, what of the program is not recorded, or otherwise than it is."""
+        if text not in self._notices:
+            self._notices.add(text)
+            self._write({"notice": text})
 
     def _add_site(self, number: int, stack: Stack) -> None:
         self._stacks[number] = stack
@@ -205,6 +212,7 @@ class Recording:
         chooser: RowChooser | None = None,
         takes: Sequence[Bytes] = (),
         views: Sequence[Any] = (),
+        is_possible: bool = False,
     ) -> None:
         """Record work of a stream, or of the host.
 
@@ -217,6 +225,7 @@ class Recording:
             chooser: What chooses the rows again for each replay, where a graph captures the work.
             takes: Bytes of freed blocks that may be the same memory as what it touches.
             views: (memory, shape and type, strides, offset) of tensors that are part of theirs.
+            is_possible: Whether it may touch fewer bytes.
         """
         if stream in self._blocking and len(self._blocking) > 1:
             self._follow_legacy_rule(stream)
@@ -236,6 +245,8 @@ class Recording:
             entry["takes"] = sorted({memory for memory, _, _ in takes})
         if views:
             entry["views"] = views
+        if is_possible:
+            entry["is_possible"] = True
         self._emit(entry, chooser)
 
     # --- events and waits -------------------------------------------------------------------------
@@ -376,7 +387,7 @@ def trace_of_journal(journal: bytes) -> bytes:
     Raises:
         UsageError: a line that is not JSON before the last one.
     """
-    name, actors, sites, entries = "program", [], [], []
+    name, actors, sites, notices, entries = "program", [], [], [], []
     decode = msgspec.json.Decoder().decode
     lines = journal.split(b"\n")
     if lines[-1]:
@@ -393,5 +404,7 @@ def trace_of_journal(journal: bytes) -> bytes:
             name = found.get("name", name)
             actors += [found["new_actor"]] if "new_actor" in found else []
             sites += [found["frames"]] if "site" in found else []
+            notices += [found["notice"]] if "notice" in found else []
     header = {"format": FORMAT, "name": name, "actors": actors, "events": "latest", "sites": sites}
+    header |= {"notices": notices} if notices else {}
     return b"\n".join([msgspec.json.encode(header), *entries, b""])

@@ -49,7 +49,7 @@ class Watched:
                 thing after the other; "" is the calling thread's stream.
         """
         if self._recorder is not None:
-            self._recorder.declare(label, reads, writes, engine)
+            self._recorder.launched(label, reads, writes, engine=engine)
 
     def engine_done(self, engine: str) -> None:
         """Record that the host has seen an engine end all that it has been given."""
