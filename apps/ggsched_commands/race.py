@@ -36,6 +36,11 @@ _WRITTEN = click.Path(dir_okay=False, writable=True)
     is_flag=True,
     help="Do not read ids of indexing: faster, but rows of one table are not told apart.",
 )
+@click.option(
+    "--threads",
+    is_flag=True,
+    help="Order threads of the host only by locks, queues, starts and ends.",
+)
 @click.option("--advice", is_flag=True, help="Also name waits and events that nobody needs.")
 @option(
     "-o --output output",
@@ -60,6 +65,7 @@ def race(
     is_module: bool,
     simulate: bool,
     no_rows: bool,
+    threads: bool,
     advice: bool,
     output: str | None,
     suppressions: str | None,
@@ -89,7 +95,7 @@ def race(
         check_writable(path, what)
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
-        flags = {"--simulate": simulate, "--no-rows": no_rows}
+        flags = {"--simulate": simulate, "--no-rows": no_rows, "--threads": threads}
         extra = [flag for flag, is_given in flags.items() if is_given] or args
         if extra:
             hint = "leave it out, or name a program"
@@ -98,7 +104,7 @@ def race(
     else:
         from ggsched_race.program import ProgramOptions
 
-        options = ProgramOptions(is_module, not no_rows, simulate)
+        options = ProgramOptions(is_module, not no_rows, simulate, threads)
         data, code, failure = _recorded(
             options, [script, *args], sys.stderr if as_json else results()
         )

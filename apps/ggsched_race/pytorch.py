@@ -108,6 +108,8 @@ class Recorder:
     def stop(self) -> None:
         """Record nothing more."""
         self._is_on = False
+        if self.recording.threads is not None:
+            self.recording.threads.stop()
 
     # --- ops --------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -217,15 +217,18 @@ def _patch_reads(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_backward(patches: Patches, recorder: Recorder) -> None:
     """Let what threads of the engine do have the stack of the call of the backward pass."""
-    sites = recorder.recording.sites
+    sites, threads = recorder.recording.sites, recorder.recording.threads
 
     def located(native: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             before, sites.outside = sites.outside, sites.here()
+            caller = threads.calls_engine() if threads is not None else None
             try:
                 return native(*args, **kwargs)
             finally:
                 sites.outside = before
+                if threads is not None and caller is not None:
+                    threads.returned(caller)
 
         return call
 
@@ -235,12 +238,15 @@ def _patch_backward(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_threads(patches: Patches, recorder: Recorder) -> None:
     run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    threads = recorder.recording.threads
 
     def bootstrap(thread: Any) -> None:
         if not recorder.is_enabled:
             run(thread)
             return
-        with DispatchMode(recorder.op):
+        with DispatchMode(recorder.op), threads.running(thread) if threads else nullcontext():
             run(thread)
 
     patches.set(threading.Thread, "_bootstrap_inner", bootstrap)
+    if threads is not None:
+        threads.patch(patches)

@@ -1,6 +1,7 @@
 """A trace that is written while a program runs: streams, events, graphs and what they touch.
 
-All threads of the host are one actor, in the order of their calls. A captured graph is kept as a
+All threads of the host are one actor, in the order of their calls, unless ``HostThreads`` follows
+how they hand over to each other. A captured graph is kept as a
 list of its commands; each replay writes them again, on the stream that replays and on an actor of
 its own for each other stream of the capture. Replays of one graph follow each other, as CUDA
 orders them.
@@ -13,13 +14,16 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from time import perf_counter
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
 from ggsched.errors import UsageError
 from ggsched.trace.schema import FORMAT
 from ggsched_race.call_sites import CallSites, Stack, assigned_name
+
+if TYPE_CHECKING:
+    from ggsched_race.host_threads import HostThreads
 
 HOST: Final = 0
 
@@ -67,6 +71,7 @@ class Recording:
 
     Attributes:
         failure: Why nothing is written any more, if so.
+        threads: The order of the host's threads; None where they are one actor.
     """
 
     def __init__(self, out: BinaryIO, name: str) -> None:
@@ -91,6 +96,7 @@ class Recording:
         self._dead: set[int] = set()
         self.sites = CallSites(self._add_site)
         self.lock = threading.RLock()
+        self.threads: HostThreads | None = None
         self._notices: set[str] = set()
         self._add_actor("host", "host", "host", "", -1)
 
@@ -111,6 +117,8 @@ class Recording:
         """Write a record, or keep it where its actor captures."""
         graph = self._capturing.get(entry["actor"])
         if graph is None:
+            if self.threads is not None:
+                entry = self._by_thread(entry, self.threads)
             self._write(entry)
             return
         if chooser is not None:
@@ -118,6 +126,12 @@ class Recording:
         graph.entries.append(entry)
         graph.memories.update(a[0] for part in ("reads", "writes") for a in entry.get(part, ()))
         graph.written.update(a[0] for a in entry.get("writes", ()))
+
+    def _by_thread(self, entry: Entry, threads: "HostThreads") -> Entry:
+        """Return a record as the calling thread's, where it is the host's."""
+        is_own = entry["actor"] == HOST
+        actor = threads.actor(is_own)
+        return {**entry, "actor": actor} if is_own else {**entry, "by": actor}
 
     def notice(self, text: str) -> None:
         """Say in the report, once, what of the program is not recorded, or otherwise than it is."""
@@ -157,6 +171,21 @@ class Recording:
             if is_blocking or key[1] == 0:
                 self._blocking.add(actor)
             return actor
+
+    def host_thread(self, name: str) -> int:
+        """Return a new actor for a thread of the host."""
+        with self.lock:
+            return self._add_actor(object(), f"thread {name}", "host", "", -1)
+
+    def hand_over(self, actor: int) -> int:
+        """Return an event that stands for all that a thread of the host has done."""
+        event = next(self._event_ids)
+        self._write({"type": "record", "actor": actor, "event": event, "is_inherent": True})
+        return event
+
+    def take_over(self, actor: int, event: int) -> None:
+        """Record that a thread of the host comes after an event of another one."""
+        self._write({"type": "sync", "actor": actor, "event": event, "is_inherent": True})
 
     def engine(self, name: str) -> int:
         """Return the actor of what works beside all streams."""

@@ -287,10 +287,15 @@ class _Words:
     def _mend(self, first: Side, second: Side, part: str, is_taken: bool) -> str:
         """Return the smallest wait that orders two accesses."""
         before = f"before {_place(second)}"
+        if self._is_host(first):
+            by = getattr(self._trace.entries[second.record], "by", -1)
+            other = self._trace.actors[by].name if by >= 0 else second.stream
+            how = "by a queue, a lock or an event of threading, or by join()"
+            return f"hand over from {first.stream} to {other}, {how}, {before}"
         if first.op.startswith("c10d."):
             return f"call wait() of what {_place(first)} returns with async_op=True, {before}"
         event = self._event_between(first, second)
-        if second.stream == "host":
+        if self._is_host(second):
             if event:
                 return f"call synchronize() of {event}, {before}"
             after = f"after {_place(first)}"
@@ -304,6 +309,9 @@ class _Words:
             stream = _variable(first)
             return f"{name}.record_stream({stream}) after {_place(first)}; or {mend}"
         return mend
+
+    def _is_host(self, side: Side) -> bool:
+        return self._trace.actors[self._trace.entries[side.record].actor].kind == "host"
 
     def _event_between(self, first: Side, second: Side) -> str:
         """Return the event that is recorded behind the first access anyway, or ""."""

@@ -58,7 +58,9 @@ class Watched:
 
 
 @contextmanager
-def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
+def recorder_into(
+    out: BinaryIO, name: str, *, rows: bool, simulate: bool, threads: bool
+) -> Iterator["Recorder"]:
     """Record the calling thread, and threads that begin meanwhile, into a journal.
 
     One recording per process is under way at any time: what it replaces is there once.
@@ -66,6 +68,7 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
     Args:
         out: The journal.
         rows: Whether ids are read, so that the rows that they choose are known.
+        threads: Whether threads of the host are actors of their own.
 
     Raises:
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
@@ -86,12 +89,14 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
         if not simulate and not torch.cuda.is_available():
             hint = "--simulate, or simulate=True, needs none"
             raise BackendUnavailable("PyTorch finds no GPU", hint=hint)
+        from ggsched_race.host_threads import HostThreads
         from ggsched_race.pytorch import Recorder
         from ggsched_race.pytorch_hooks import recorded
         from ggsched_race.real_cuda import RealCuda
         from ggsched_race.simulation import simulated
 
         recording = Recording(out, name)
+        recording.threads = HostThreads(recording) if threads else None
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
         recorder = Recorder(recording, platform, rows)
         stack.enter_context(recorded(recorder))
@@ -104,6 +109,7 @@ def watch(
     *,
     rows: bool = True,
     simulate: bool = False,
+    threads: bool = False,
     advice: bool = False,
     raises: bool = True,
     suppressions: Sequence[str] = (),
@@ -119,6 +125,8 @@ def watch(
         rows: Whether to read ids of indexing, so that accesses to different rows do not race. It
             makes the program wait for the device at each such op.
         simulate: Whether to simulate CUDA on the host, without a GPU.
+        threads: Whether threads of the host are in order only where they hand over to each other by
+            locks, queues, events and the like that are made inside, or by starts and ends.
         advice: Whether to name waits that nobody needs, if nothing races.
         raises: Whether a finding raises, unless an exception comes out anyway.
         suppressions: Patterns of frames, such as ``loader.py:* in prefetch``, of findings to leave
@@ -146,7 +154,8 @@ def watch(
     out = io.BytesIO()
     watched = Watched()
     try:
-        with recorder_into(out, name, rows=rows, simulate=simulate) as watched._recorder:
+        options = {"rows": rows, "simulate": simulate, "threads": threads}
+        with recorder_into(out, name, **options) as watched._recorder:
             yield watched
     finally:
         watched._recorder = None
