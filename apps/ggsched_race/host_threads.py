@@ -50,6 +50,7 @@ class HostThreads:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
+        recording.thread_actor = self.actor
         self._threads: WeakKeyDictionary[threading.Thread, _Thread] = WeakKeyDictionary()
         first = self._threads[threading.current_thread()] = _Thread(HOST)
         self._outside = first

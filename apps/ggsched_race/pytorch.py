@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
+from ggsched_race.host_threads import HostThreads
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
 from ggsched_race.recording import HOST, Bytes, Recording, RowChooser, StreamKey
 
@@ -81,10 +82,17 @@ class Recorder:
         recording: Where records go.
         platform: CUDA, or what stands for it.
         rows: Whether to read ids, so that the rows that they choose are known.
+        threads: How threads of the host hand over; None where they are one actor.
     """
 
-    def __init__(self, recording: Recording, platform: Platform, rows: bool = True) -> None:
-        self.recording = recording
+    def __init__(
+        self,
+        recording: Recording,
+        platform: Platform,
+        rows: bool = True,
+        threads: HostThreads | None = None,
+    ) -> None:
+        self.recording, self.threads = recording, threads
         self.platform = platform
         self._is_on, self._process = True, os.getpid()
         self._rows = rows
@@ -108,8 +116,8 @@ class Recorder:
     def stop(self) -> None:
         """Record nothing more."""
         self._is_on = False
-        if self.recording.threads is not None:
-            self.recording.threads.stop()
+        if self.threads is not None:
+            self.threads.stop()
 
     # --- ops --------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ def _patch_reads(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_backward(patches: Patches, recorder: Recorder) -> None:
     """Let what threads of the engine do have the stack of the call of the backward pass."""
-    sites, threads = recorder.recording.sites, recorder.recording.threads
+    sites, threads = recorder.recording.sites, recorder.threads
 
     def located(native: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -238,7 +238,7 @@ def _patch_backward(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_threads(patches: Patches, recorder: Recorder) -> None:
     run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    threads = recorder.recording.threads
+    threads = recorder.threads
 
     def bootstrap(thread: Any) -> None:
         if not recorder.is_enabled:

@@ -14,16 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgspec
 
 from ggsched.errors import UsageError
 from ggsched.trace.schema import FORMAT
-from ggsched_race.call_sites import CallSites, Stack, assigned_name
-
-if TYPE_CHECKING:
-    from ggsched_race.host_threads import HostThreads
+from ggsched_race.call_sites import CallSites, Place, Stack, assigned_name
 
 HOST: Final = 0
 
@@ -71,7 +68,8 @@ class Recording:
 
     Attributes:
         failure: Why nothing is written any more, if so.
-        threads: The order of the host's threads; None where they are one actor.
+        thread_actor: Returns the actor of the calling thread, called with whether it does something
+            itself; None where all threads are one actor.
     """
 
     def __init__(self, out: BinaryIO, name: str) -> None:
@@ -83,7 +81,7 @@ class Recording:
         self._actors: dict[object, int] = {}
         self._actor_names: set[str] = set()
         self._site_names: dict[int, str] = {}
-        self._stacks: dict[int, Stack] = {}
+        self._stacks: dict[int, tuple[Stack, Place]] = {}
         self._blocking: set[int] = set()
         self._work_counts: dict[int, int] = {}
         self._ordered_counts: dict[tuple[int, int], int] = {}
@@ -96,7 +94,7 @@ class Recording:
         self._dead: set[int] = set()
         self.sites = CallSites(self._add_site)
         self.lock = threading.RLock()
-        self.threads: HostThreads | None = None
+        self.thread_actor: Callable[[bool], int] | None = None
         self._notices: set[str] = set()
         self._add_actor("host", "host", "host", "", -1)
 
@@ -117,8 +115,9 @@ class Recording:
         """Write a record, or keep it where its actor captures."""
         graph = self._capturing.get(entry["actor"])
         if graph is None:
-            if self.threads is not None:
-                entry = self._by_thread(entry, self.threads)
+            if self.thread_actor is not None:
+                is_own = entry["actor"] == HOST
+                entry = {**entry, "actor" if is_own else "by": self.thread_actor(is_own)}
             self._write(entry)
             return
         if chooser is not None:
@@ -127,26 +126,20 @@ class Recording:
         graph.memories.update(a[0] for part in ("reads", "writes") for a in entry.get(part, ()))
         graph.written.update(a[0] for a in entry.get("writes", ()))
 
-    def _by_thread(self, entry: Entry, threads: "HostThreads") -> Entry:
-        """Return a record as the calling thread's, where it is the host's."""
-        is_own = entry["actor"] == HOST
-        actor = threads.actor(is_own)
-        return {**entry, "actor": actor} if is_own else {**entry, "by": actor}
-
     def notice(self, text: str) -> None:
         """Say in the report, once, what of the program is not recorded, or otherwise than it is."""
         if text not in self._notices:
             self._notices.add(text)
             self._write({"notice": text})
 
-    def _add_site(self, number: int, stack: Stack) -> None:
-        self._stacks[number] = stack
+    def _add_site(self, number: int, stack: Stack, place: Place) -> None:
+        self._stacks[number] = stack, place
         self._write({"site": number, "frames": stack})
 
     def name_at(self, site: int) -> str:
         """Return the name that the line of a site assigns to, or ""."""
         if site not in self._site_names:
-            self._site_names[site] = assigned_name(self._stacks[site])
+            self._site_names[site] = assigned_name(*self._stacks[site])
         return self._site_names[site]
 
     # --- actors -----------------------------------------------------------------------------------

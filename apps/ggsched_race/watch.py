@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from ggsched.cli.output_files import check_writable
 from ggsched.errors import BackendUnavailable, RaceFound, UsageError
 from ggsched.files.reading import read_text_argument
 from ggsched.trace.export import write_bytes
@@ -96,9 +97,8 @@ def recorder_into(
         from ggsched_race.simulation import simulated
 
         recording = Recording(out, name)
-        recording.threads = HostThreads(recording) if threads else None
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
-        recorder = Recorder(recording, platform, rows)
+        recorder = Recorder(recording, platform, rows, HostThreads(recording) if threads else None)
         stack.enter_context(recorded(recorder))
         yield recorder
 
@@ -139,7 +139,8 @@ def watch(
     Raises:
         RaceFound: something is wrong; names the first finding and counts the others.
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
-        UsageError: the program is recorded already, by another block or by ``ggsched race``.
+        UsageError: the program is recorded already, by another block or by ``ggsched race``, or
+            the trace cannot be written, which is known before the block begins.
 
     Examples:
         >>> import ggsched
@@ -151,6 +152,7 @@ def watch(
         >>> watched.report.findings[0].hazard
         'RAW'
     """
+    check_writable(None if trace is None else str(trace), "the trace")
     out = io.BytesIO()
     watched = Watched()
     try:
