@@ -99,15 +99,21 @@ class Blocks:
         return block
 
     def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
-        """Return the block of a tensor's storage; one whose allocation was not seen is new."""
-        block = self._live.get(address)
+        """Return the block that memory is, or is a part of; one that was not seen is new."""
+        block = self._live.get(address) or self._around(address, nbytes)
         if block is None:
             block = self.allocated(address, None)
-        if nbytes > block.nbytes:
+        if address + nbytes > block.address + block.nbytes:
             block.nbytes = nbytes
         if block.memory < 0:
             block.memory = self._add_memory(block, tensor, False)
         return block
+
+    def _around(self, address: int, nbytes: int) -> Block | None:
+        """Return the block that another library has handed over a part of."""
+        end = address + nbytes
+        around = (b for b in self._live.values() if b.address <= address < b.address + b.nbytes)
+        return next((b for b in around if end <= b.address + b.nbytes), None)
 
     def freed(self, address: int) -> Block | None:
         """Note that the program has let go of an address."""

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
+from ggsched_race.foreign_array import ForeignArray
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.host_threads import HostThreads
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
@@ -325,6 +326,12 @@ class Recorder:
 
         Uses of other streams than the allocating one are bytes of the shadow as well.
         """
+        if isinstance(tensor, ForeignArray):
+            block = self._blocks.at(tensor.base, tensor.nbytes, tensor)
+            start = tensor.address - block.address
+            return self._spans(
+                block, actor, tensor, [(a + start, b + start) for a, b in tensor.runs.runs]
+            )
         if not tensor.numel():
             return [], []
         sizes, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
@@ -336,14 +343,22 @@ class Recorder:
             moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
             return self.host.bytes_at(tensor.data_ptr(), moved), []
         storage = tensor.untyped_storage()
-        block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
-        shadow, takes = self._blocks.touch(block, actor, tensor)
-        found = runs or _runs(sizes, strides, offset, size)
-        spans = [(block.memory, a, b) for a, b in found.runs]
-        if shadow is not None:
-            spans += [(shadow, a, b) for a, b in found.runs]
-        if len(found.runs) != 1 or found.runs[0] != (0, block.nbytes):
+        address = self.platform.address(storage)
+        block = self._blocks.at(address, storage.nbytes(), tensor)
+        found = (runs or _runs(sizes, strides, offset, size)).runs
+        if address != block.address:  # memory of another library, of which the tensor is a part
+            found = [(a + address - block.address, b + address - block.address) for a, b in found]
+        if len(found) != 1 or found[0] != (0, block.nbytes):
             self._views.append((block.memory, _text(tensor), strides, offset))
+        return self._spans(block, actor, tensor, found)
+
+    def _spans(
+        self, block: Block, actor: int, tensor: Any, runs: Sequence[Run]
+    ) -> tuple[list[Bytes], list[Bytes]]:
+        shadow, takes = self._blocks.touch(block, actor, tensor)
+        spans = [(block.memory, a, b) for a, b in runs]
+        if shadow is not None:
+            spans += [(shadow, a, b) for a, b in runs]
         return spans, takes
 
     def views(self) -> list[Any]:
@@ -373,15 +388,23 @@ class Recorder:
         self.host.remove(memory)
         self.recording.memory_died(memory)
 
-    def allocated(self, address: int) -> None:
-        """Note that the caching allocator has given an address."""
+    def allocated(self, address: int, stream: int | None = None, nbytes: int = 0) -> None:
+        """Note that an allocator has given an address.
+
+        Args:
+            stream: For which; that of the calling thread if none is given. An allocator with
+                streams of its own has a pool of its own.
+            nbytes: The length; 0 if it is not known yet.
+        """
         if not self.is_enabled or self._local.is_reading:
             return
         with self.recording.lock:
             self.take_back()
-            stream = self.stream()
-            pool = "graph" if self.recording.is_capturing(stream) else None
-            self._blocks.allocated(address, stream, pool, self.recording.sites.here())
+            pool = "another library" if stream is not None else None
+            stream = self.stream() if stream is None else stream
+            pool = "graph" if self.recording.is_capturing(stream) else pool
+            site = self.recording.sites.here()
+            self._blocks.allocated(address, stream, pool, site).nbytes = nbytes
 
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""
@@ -410,12 +433,15 @@ class Recorder:
         reads: Sequence[Any],
         writes: Sequence[Any],
         *,
+        stream: int | None = None,
         engine: str = "",
         is_possible: bool = False,
     ) -> None:
         """Record a kernel that is no op of the dispatcher, on the calling thread's stream.
 
         Args:
+            reads: Tensors, or arrays of other libraries.
+            stream: The actor, if it is another one.
             engine: Name of what does it beside all streams; "" for the stream.
             is_possible: Whether it may touch only some bytes of its tensors.
         """
@@ -424,11 +450,13 @@ class Recorder:
         with self.recording.lock:
             self.take_back()
             at = self.recording.sites.here()
-            actor = self.recording.engine(engine) if engine else self.stream()
+            actor = self.recording.engine(engine) if engine else stream
+            actor = self.stream() if actor is None else actor
             work = _Work(self, actor, at, reads_host=True)
             for tensors, is_written in ((reads, False), (writes, True)):
                 for tensor in tensors:
-                    if self.platform.device_of(tensor) is None:
+                    is_foreign = isinstance(tensor, ForeignArray)
+                    if not is_foreign and self.platform.device_of(tensor) is None:
                         self._follow(tensor, at)
                     work.touch(tensor, is_read=not is_written, is_written=is_written)
             work.emit(label, is_partial=is_possible, is_possible=is_possible)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.cuda import _gpu_trace
 
+from ggsched_race.cupy_hooks import cupy_actions
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import DispatchMode, Recorder
 from ggsched_race.triton_hooks import triton_actions
@@ -29,7 +30,8 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_backward(patches, recorder)
         _patch_threads(patches, recorder)
         _run_compiled_eagerly(patches, stack, recorder)
-        stack.enter_context(when_imported(triton_actions(patches, recorder)))
+        actions = {**triton_actions(patches, recorder), **cupy_actions(patches, recorder)}
+        stack.enter_context(when_imported(actions))
         stack.enter_context(DispatchMode(recorder.op))
         try:
             yield
