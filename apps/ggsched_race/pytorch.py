@@ -103,6 +103,7 @@ class Recorder:
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
         self._freed: deque[int] = deque()
+        self._unfollowed: deque[int] = deque()
 
     @property
     def is_enabled(self) -> bool:
@@ -387,6 +388,7 @@ class Recorder:
         self._pinned.pop(start, None)
         self.host.remove(memory)
         self.recording.memory_died(memory)
+        self._unfollowed.append(memory)
 
     def allocated(self, address: int, stream: int | None = None, nbytes: int = 0) -> None:
         """Note that an allocator has given an address.
@@ -411,11 +413,15 @@ class Recorder:
         self._freed.append(address)
 
     def take_back(self) -> None:
-        """Take back what was freed since the last record."""
+        """Take back what was freed since the last record; of what is out of use say so."""
         while self._freed:
             block = self._blocks.freed(self._freed.popleft())
             if block is not None:
                 self.recording.memory_died(block.memory)
+        while self._unfollowed:
+            self.recording.memory_gone(self._unfollowed.popleft())
+        for memory in self._blocks.gone():
+            self.recording.memory_gone(memory)
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
         """Note that the allocator knows of a stream's use of a tensor."""

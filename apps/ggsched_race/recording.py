@@ -216,6 +216,12 @@ class Recording:
         self._write({**entry, **flags, "text": text, "place": place, "at": at})
         return memory
 
+    def memory_gone(self, memory: int) -> None:
+        """Say that no later record touches a memory object, if that is so."""
+        graphs = (*self._graphs.values(), *self._capturing.values())
+        if memory not in self._pooled and not any(memory in g.memories for g in graphs):
+            self._write({"gone": memory})
+
     def memory_died(self, memory: int) -> None:
         """Note that the program has let go of a memory object."""
         if memory not in self._pooled and any(memory in g.memories for g in self._graphs.values()):

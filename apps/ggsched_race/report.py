@@ -198,7 +198,7 @@ def check_program(
     if len(notes.records) != len(trace.entries):
         raise UsageError("the trace is one object", where=file, hint="write it as FILE.jsonl")
     report = check_trace(trace)
-    words = _Words(trace, notes)
+    words = Words(trace, notes)
     merged: dict[object, RaceFinding] = {}
     for finding in report.findings:
         found = words.finding(finding)
@@ -218,7 +218,7 @@ def check_program(
     )
 
 
-class _Words:
+class Words:
     """Says in terms of the program what a finding is about."""
 
     def __init__(self, trace: Trace, notes: Notes) -> None:

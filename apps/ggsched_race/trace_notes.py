@@ -3,6 +3,7 @@
 These are fields that readers of plain traces ignore; ``docs/reference/trace-format.md`` lists them.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ class Notes(NamedTuple):
     """
 
     stacks: tuple[Stack, ...]
-    records: list[Note]
+    records: Sequence[Note]
     memories: dict[int, Note]
     notices: tuple[str, ...] = ()
 

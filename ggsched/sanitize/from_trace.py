@@ -33,7 +33,7 @@ def from_trace(trace: Trace) -> EventStream:
         size=len(trace.entries),
         actors=[Actor(a.name, a.device, a.kind == "host", a.copy_order) for a in trace.actors],
         memories=memories,
-        events=[_event(i, entry, memories) for i, entry in enumerate(trace.entries)],
+        events=[event_of(i, entry, memories) for i, entry in enumerate(trace.entries)],
         runs=1,
         is_renewable=trace.events == "latest",
         names=TraceNames(trace, memories),
@@ -46,18 +46,24 @@ def _memories(trace: Trace) -> dict[int, Memory]:
     for entry in trace.entries:
         if isinstance(entry, schema.Alloc):
             space = spaces.setdefault(entry.space or f"\0{entry.memory}", len(spaces))
-            memories[entry.memory] = Memory(
-                entry.name,
-                entry.nbytes,
-                space,
-                entry.address,
-                UNKNOWN if entry.is_defined else UNDEFINED,
-                is_shared=entry.space != "",
-            )
+            memories[entry.memory] = memory_of(entry, space)
     return memories
 
 
-def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
+def memory_of(entry: schema.Alloc, space: int) -> Memory:
+    """Return what an allocation makes, in a space."""
+    return Memory(
+        entry.name,
+        entry.nbytes,
+        space,
+        entry.address,
+        UNKNOWN if entry.is_defined else UNDEFINED,
+        is_shared=entry.space != "",
+    )
+
+
+def event_of(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
+    """Return a record as an event."""
     actor = entry.actor
     match entry:
         case schema.Work(by=by, reads=reads, writes=writes):
