@@ -114,9 +114,9 @@ def race(
         options = ProgramOptions(is_module, not no_rows, simulate, threads)
         printed = sys.stderr if as_json else results()
         run = _recorded(options, [script, *args], printed, patterns if live else None)
-        if run.data is None:
-            return run.code
     data, code, report = run.data, run.code, run.report
+    if data is None:
+        return code
     if report is None:
         report = check_program(
             data, script, advice=advice, suppressions=patterns, failure=run.failure

@@ -346,12 +346,13 @@ class Recorder:
         storage = tensor.untyped_storage()
         address = self.platform.address(storage)
         block = self._blocks.at(address, storage.nbytes(), tensor)
-        found = (runs or _runs(sizes, strides, offset, size)).runs
-        if address != block.address:  # memory of another library, of which the tensor is a part
-            found = [(a + address - block.address, b + address - block.address) for a, b in found]
-        if len(found) != 1 or found[0] != (0, block.nbytes):
+        spans = (runs or _runs(sizes, strides, offset, size)).runs
+        shift = address - block.address
+        if shift:  # memory of another library, of which the tensor is a part
+            spans = [(start + shift, end + shift) for start, end in spans]
+        if len(spans) != 1 or spans[0] != (0, block.nbytes):
             self._views.append((block.memory, _text(tensor), strides, offset))
-        return self._spans(block, actor, tensor, found)
+        return self._spans(block, actor, tensor, spans)
 
     def _spans(
         self, block: Block, actor: int, tensor: Any, runs: Sequence[Run]
