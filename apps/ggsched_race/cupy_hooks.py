@@ -18,7 +18,8 @@ from ggsched_race.patches import Patches
 from ggsched_race.pytorch import Recorder
 
 _IN_PLACE: Final = re.compile(
-    r"^(__i[a-z]+__|__setitem__|fill|put|set|sort|partition|itemset|scatter_\w+|copyto|place|putmask)$"
+    r"^(__i(add|sub|mul|matmul|mod|pow|[lr]shift|and|x?or|(floor|true)?div)__|__setitem__"
+    r"|fill|put|set|sort|partition|scatter_\w+|copyto|place|putmask)$"
 )
 _UNTOUCHED: Final = frozenset(
     {

@@ -106,6 +106,9 @@ class _ndarray_base:
     def __setitem__(self, key, value):
         self.values[key] = getattr(value, "values", value)
 
+    def __int__(self):
+        return int(self.values[0])
+
     def fill(self, value):
         self.values[:] = getattr(value, "values", value)
 

@@ -92,6 +92,8 @@ def copied(cupy, x, y):
         (lambda c, x, y: x.__setitem__(slice(8), y), lambda c, x, y: y + 1, False),
         (lambda c, x, y: x.__setitem__(0, 1), lambda c, x, y: y.fill(x[0:1]), True),
         (lambda c, x, y: x.__setitem__(0, 1), lambda c, x, y: x.__setitem__(1, 1), False),
+        (lambda c, x, y: int(x), lambda c, x, y: x + 1, False),
+        (lambda c, x, y: x + y, lambda c, x, y: int(x), False),
         (twice, lambda c, x, y: x + 1, False),
         (twice, lambda c, x, y: y + 1, True),
         (twice_of_a_module, lambda c, x, y: y + 1, True),
