@@ -79,6 +79,9 @@ class _FreedPart(NamedTuple):
 class Blocks:
     """Blocks in use, and freed ones of which uses may still be under way.
 
+    Attributes:
+        are_shared: Whether another library uses parts of them, or gives parts of its own.
+
     Args:
         add_memory: Called with a block, the tensor that shows it, and whether it is for a shadow;
             returns the number of a new memory object.
@@ -91,6 +94,7 @@ class Blocks:
         self._candidates: list[Block] = []  # freed; a block elsewhere may be cut from them
         self._serial = 0
         self._gone: list[Block] = []
+        self.are_shared = False
 
     def gone(self) -> list[int]:
         """Return memories that no later access meets, each once; after the work that took them."""
@@ -111,7 +115,9 @@ class Blocks:
 
     def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
         """Return the block that memory is, or is a part of; one that was not seen is new."""
-        block = self._live.get(address) or self._around(address, nbytes)
+        block = self._live.get(address)
+        if block is None and self.are_shared:
+            block = self._around(address, nbytes)
         if block is None:
             block = self.allocated(address, None)
         if address + nbytes > block.address + block.nbytes:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from linecache import getline
 from types import CodeType, FrameType
@@ -61,34 +61,44 @@ class CallSites:
     def __init__(self, added: Callable[[int, Stack, Place], None]) -> None:
         self._added = added
         self.outside: int | None = None
-        self._numbers: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._codes: list[CodeType] = []  # kept, so that no other code has their ids
         self._stacks: dict[tuple[Stack, Place], int] = {}
 
     def here(self) -> int:
         """Return the number of the calling stack, without the frames of this package."""
-        key: list[object] = []
-        frame: FrameType | None = sys._getframe(1)
+        first: FrameType | None = sys._getframe(1)
+        while first is not None and first.f_code.co_filename.startswith(_OWN):
+            first = first.f_back
+        frame, key = first, []
         while frame is not None and len(key) < _DEPTH:
-            if not frame.f_code.co_filename.startswith(_OWN):
-                key += (frame.f_code, frame.f_lasti)
+            key += (id(frame.f_code), frame.f_lasti)  # the hash of code takes long
             frame = frame.f_back
         if not key and self.outside is not None:
             return self.outside
         known = self._numbers.get(tuple(key))
         if known is None:
-            stack, new = _stack(key), len(self._stacks)
+            calls = list(_calls(first, len(key) // 2))
+            self._codes += (code for code, _ in calls)
+            stack, new = _stack(calls), len(self._stacks)
             known = self._numbers[tuple(key)] = self._stacks.setdefault(stack, new)
             if known == new:
                 self._added(known, *stack)
         return known
 
 
-def _stack(key: Sequence[object]) -> tuple[Stack, Place]:
+def _calls(frame: FrameType | None, count: int) -> Iterator[tuple[CodeType, int]]:
+    """Yield the code and the instruction of frames, the innermost first."""
+    for _ in range(count):
+        if frame is not None:
+            yield frame.f_code, frame.f_lasti
+            frame = frame.f_back
+
+
+def _stack(calls: Sequence[tuple[CodeType, int]]) -> tuple[Stack, Place]:
     """Return the program's frames, those of libraries if there are no others, and the place."""
     here, frames = os.getcwd() + os.sep, []
-    for code, last in zip(key[::2], key[1::2], strict=True):
-        assert isinstance(code, CodeType)
-        assert isinstance(last, int)
+    for code, last in calls:
         line = next((n for a, b, n in code.co_lines() if a <= last < b and n), code.co_firstlineno)
         place: Place = next(islice(code.co_positions(), last // 2, None), (None,) * 4)
         frames.append((Frame(code.co_filename, line, code.co_qualname), place))

@@ -19,7 +19,7 @@ _UNTOUCHED: Final = frozenset(
         *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"),
         *("new_empty_strided", "resize_", "resize_as_", "set_", "is_pinned", "_pin_memory"),
         *("is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset"),
-        *("wait_tensor", "barrier", "monitored_barrier_"),
+        *("wait_tensor", "barrier", "monitored_barrier_", "_wrap_tensor_autograd"),
     }
 )
 """Ops that read and write no elements, apart from views."""
@@ -135,13 +135,16 @@ class Op(NamedTuple):
     overwrites: bool
     chosen: Chosen | None
 
-    def arguments(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[int, Any, bool]]:
-        """Yield (position, tensor, whether it is written) of all tensors."""
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
+        """Return (position, tensor, whether it is written) of all tensors."""
+        found = []
         named = [(self.names.index(n), v) for n, v in kwargs.items() if n in self.names]
         for i, value in (*enumerate(args), *named):
-            yield from ((i, t, self.writes[i]) for t in tensors_in(value))
+            if isinstance(value, torch.Tensor):
+                found.append((i, value, self.writes[i]))
+            elif isinstance(value, list | tuple):
+                found += [(i, t, self.writes[i]) for t in tensors_in(value)]
+        return found
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

@@ -69,11 +69,14 @@ class _Local(threading.local):
             actor that waits by it, or None.
         is_reading: Whether the recorder itself uses PyTorch.
         is_in_op: Whether an op is under way.
+        site: Number of the stack of the op that is recorded; below zero until it is looked for,
+            None where there is no op.
     """
 
     deferred: list[tuple[Callable[[float | None], None], int | None]] | None = None
     is_reading: bool = False
     is_in_op: bool = False
+    site: int | None = None
 
 
 class Recorder:
@@ -127,17 +130,18 @@ class Recorder:
         """Call an op and record it."""
         if not self.is_enabled or self._local.is_reading:
             return self.platform.run(func, args, kwargs)
-        op = op_of(func)
+        op, local = op_of(func), self._local
         self.platform.before_op()
-        with self.deferring():
-            self._local.is_in_op = True
+        outer, local.site = self._begin_deferring(), -1
+        try:
+            local.is_in_op = True
             try:
                 result = self.platform.run(func, args, kwargs)
             finally:
-                self._local.is_in_op = False
+                local.is_in_op = False
             try:
                 if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
-                    self._pinned[result.untyped_storage().data_ptr()] = self.recording.sites.here()
+                    self._pinned[result.untyped_storage().data_ptr()] = self._site()
                 if op.kind != "none":
                     with self.recording.lock:
                         self.take_back()
@@ -146,23 +150,43 @@ class Recorder:
                 why = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.recording.notice(f"{op.label} is not recorded: {why}")
             return result
+        finally:
+            local.site = None
+            self._end_deferring(outer)
+
+    def _site(self) -> int:
+        """Return the number of the calling stack; within an op it is found once."""
+        local = self._local
+        if local.site is None:
+            return self.recording.sites.here()
+        if local.site < 0:
+            local.site = self.recording.sites.here()
+        return local.site
+
+    def _begin_deferring(self) -> float | None:
+        """Return when deferring began; None where it is under way already."""
+        if self._local.deferred is not None:
+            return None
+        self._local.deferred = []
+        return self.recording.seconds()
+
+    def _end_deferring(self, start_s: float | None) -> None:
+        if start_s is None:
+            return
+        deferred, self._local.deferred = self._local.deferred, None
+        if deferred:
+            with self.recording.lock:
+                for record, _ in deferred:
+                    record(start_s)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
         """Let records that are made inside follow what is recorded inside, with the time taken."""
-        local = self._local
-        if local.deferred is not None:
-            yield
-            return
-        local.deferred = []
-        start_s = self.recording.seconds()
+        start_s = self._begin_deferring()
         try:
             yield
         finally:
-            deferred, local.deferred = local.deferred, None
-            with self.recording.lock:
-                for record, _ in deferred:
-                    record(start_s)
+            self._end_deferring(start_s)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -197,7 +221,7 @@ class Recorder:
         if op.kind == "record_stream":
             self.record_stream(args[0], args[1])
             return
-        at = self.recording.sites.here() if op.kind in ("copy", "to_copy") else -1
+        at = self._site() if op.kind in ("copy", "to_copy") else -1
         if op.kind == "copy":
             for dst, src in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
                 self._copy(op, dst, src, at)
@@ -243,7 +267,7 @@ class Recorder:
         Args:
             stream: Where it runs, if not on the calling thread's stream.
         """
-        found = list(op.arguments(args, kwargs))
+        found = op.arguments(args, kwargs)
         inputs = {id(t) for _, t, _ in found}
         outputs = [t for t in tensors_in(result) if id(t) not in inputs]
         if not found and not outputs:
@@ -254,7 +278,7 @@ class Recorder:
             return
         actor = HOST if device is None else self.stream(device) if stream is None else stream
         chosen, chooser = self._chosen(op, args, actor)
-        at = self.recording.sites.here()
+        at = self._site()
         work = _Work(self, actor, at, reads_host=not op.label.startswith("aten."))
         for i, tensor, is_written in found:
             runs = chosen if op.chosen is not None and i == op.chosen.table else None
@@ -328,31 +352,41 @@ class Recorder:
         Uses of other streams than the allocating one are bytes of the shadow as well.
         """
         if isinstance(tensor, ForeignArray):
+            self._blocks.are_shared = True
             block = self._blocks.at(tensor.base, tensor.nbytes, tensor)
             start = tensor.address - block.address
             return self._spans(
                 block, actor, tensor, [(a + start, b + start) for a, b in tensor.runs.runs]
             )
-        if not tensor.numel():
-            return [], []
-        sizes, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
-        offset = tensor.storage_offset()
         if self.platform.device_of(tensor) is None:
-            if self.host.is_empty:
-                return [], []
-            found = runs or _runs(sizes, strides, offset, size)
-            moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
-            return self.host.bytes_at(tensor.data_ptr(), moved), []
+            return self._host_bytes(tensor, runs), []
         storage = tensor.untyped_storage()
-        address = self.platform.address(storage)
-        block = self._blocks.at(address, storage.nbytes(), tensor)
-        spans = (runs or _runs(sizes, strides, offset, size)).runs
+        nbytes, address = storage.nbytes(), self.platform.address(storage)
+        if runs is None and tensor.nbytes == nbytes and tensor.is_contiguous():
+            if not nbytes:
+                return [], []
+            block = self._blocks.at(address, nbytes, tensor)  # all of it, as tensors mostly are
+            if address == block.address and nbytes == block.nbytes:
+                return self._spans(block, actor, tensor, [(0, nbytes)])
+        elif not tensor.numel():
+            return [], []
+        block = self._blocks.at(address, nbytes, tensor)
+        strides, offset = tensor.stride(), tensor.storage_offset()
+        spans = (runs or _runs(tensor.shape, strides, offset, tensor.element_size())).runs
         shift = address - block.address
         if shift:  # memory of another library, of which the tensor is a part
             spans = [(start + shift, end + shift) for start, end in spans]
         if len(spans) != 1 or spans[0] != (0, block.nbytes):
             self._views.append((block.memory, _text(tensor), strides, offset))
         return self._spans(block, actor, tensor, spans)
+
+    def _host_bytes(self, tensor: Any, runs: Runs | None) -> list[Bytes]:
+        if self.host.is_empty or not tensor.numel():
+            return []
+        offset, size = tensor.storage_offset(), tensor.element_size()
+        found = runs or _runs(tensor.shape, tensor.stride(), offset, size)
+        moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
+        return self.host.bytes_at(tensor.data_ptr(), moved)
 
     def _spans(
         self, block: Block, actor: int, tensor: Any, runs: Sequence[Run]
@@ -406,8 +440,7 @@ class Recorder:
             pool = "another library" if stream is not None else None
             stream = self.stream() if stream is None else stream
             pool = "graph" if self.recording.is_capturing(stream) else pool
-            site = self.recording.sites.here()
-            self._blocks.allocated(address, stream, pool, site).nbytes = nbytes
+            self._blocks.allocated(address, stream, pool, self._site()).nbytes = nbytes
 
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""

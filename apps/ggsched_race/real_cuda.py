@@ -19,7 +19,8 @@ class RealCuda:
 
     def device_of(self, tensor: Any) -> int | None:
         """Return the device of a tensor; None for the host."""
-        return tensor.get_device() if tensor.is_cuda else None
+        device: int = tensor.get_device()
+        return device if device >= 0 else None
 
     def address(self, storage: Any) -> int:
         """Return the address of device memory."""
