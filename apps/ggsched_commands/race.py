@@ -113,7 +113,9 @@ def race(
 
         options = ProgramOptions(is_module, not no_rows, simulate, threads)
         printed = sys.stderr if as_json else results()
-        run = _recorded(options, [script, *args], printed, patterns if live else None)
+        watched_for = patterns if live else None
+        wants_trace = output is not None or not live
+        run = _recorded(options, [script, *args], printed, watched_for, wants_trace)
     data, code, report = run.data, run.code, run.report
     if data is None:
         return code
@@ -149,12 +151,17 @@ class _Run(NamedTuple):
 
 
 def _recorded(
-    options: "ProgramOptions", arguments: list[str], output: TextIO, live: Sequence[str] | None
+    options: "ProgramOptions",
+    arguments: list[str],
+    output: TextIO,
+    live: Sequence[str] | None,
+    wants_trace: bool,
 ) -> _Run:
     """Run a program that prints to a file.
 
     Args:
         live: Patterns of what to leave out while it is checked as it runs; None to check it later.
+        wants_trace: Whether the trace is read, which may be long.
 
     Raises:
         UsageError: there is no such file.
@@ -179,7 +186,7 @@ def _recorded(
             return _Run(None, code or ENVIRONMENT, ended)
         is_stopped = check is not None and check.finding is not None
         failure = ended if code and not is_stopped else ""
-        data = trace_of_journal(read_argument(str(journal)))
+        data = trace_of_journal(read_argument(str(journal))) if wants_trace else b""
     if failure:
         write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
     return _Run(data, code, failure, check.report(failure) if check is not None else None)

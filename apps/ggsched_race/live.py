@@ -10,10 +10,11 @@ import subprocess
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, Generic, TypeVar, overload
+from typing import Final, Generic, TypeVar, overload
 
 import msgspec
 
+from ggsched.files.reading import open_regular, read_some
 from ggsched.sanitize.live import LiveRaces
 from ggsched.trace.schema import Actor, Entry, Trace
 from ggsched_race.call_sites import Stack
@@ -54,14 +55,14 @@ class LiveCheck:
     """Checks a journal that is being written.
 
     Args:
-        journal: The file, from its beginning.
+        journal: Descriptor of the file, at its beginning.
         suppressions: Patterns of frames of findings to leave out.
 
     Attributes:
         finding: The first finding.
     """
 
-    def __init__(self, journal: BinaryIO, suppressions: Sequence[str] = ()) -> None:
+    def __init__(self, journal: int, suppressions: Sequence[str] = ()) -> None:
         self._file, self._patterns = journal, suppressions
         self._rest, self._at = b"", 0
         self._places = array("q")
@@ -76,7 +77,7 @@ class LiveCheck:
 
     def read(self) -> None:
         """Check what has been written since the last time, up to the first finding."""
-        while self.finding is None and (block := self._file.read(_BLOCK)):
+        while self.finding is None and (block := read_some(self._file, _BLOCK)):
             *lines, self._rest = (self._rest + block).split(b"\n")
             for line in lines:
                 if self.finding is None:
@@ -111,11 +112,11 @@ class LiveCheck:
             self.finding = finding
 
     def _trace(self) -> Trace:
-        entries = _Lines(self._file.fileno(), self._places, self._entry.decode)
+        entries = _Lines(self._file, self._places, self._entry.decode)
         return Trace(self._name, tuple(self.races.actors), entries)  # type: ignore[arg-type]
 
     def _words(self) -> Words:
-        records = _Lines(self._file.fileno(), self._places, self._note.decode)
+        records = _Lines(self._file, self._places, self._note.decode)
         notes = Notes(tuple(self._stacks), records, self._memories, tuple(self._notices))
         return Words(self._trace(), notes)
 
@@ -146,7 +147,7 @@ def follow(
             break
     if not journal.exists():
         return None
-    with journal.open("rb") as file:
+    with open_regular(journal) as file:
         check = LiveCheck(file, suppressions)
         is_last = False
         while check.finding is None and not is_last:

@@ -1,6 +1,5 @@
 """A program that is checked while it runs: the same verdicts, in memory of what is in use."""
 
-import io
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import msgspec
 import pytest
 
+from ggsched.files.reading import open_regular
 from ggsched.sanitize import check_trace
 from ggsched.sanitize.live import LiveRaces
 from ggsched.sanitize.races import AccessMap
@@ -80,7 +80,7 @@ def journal_of(trace):
 def written(tmp_path):
     """Return a file that can be written and read at once, and a check of it."""
     path = tmp_path / "journal"
-    with path.open("wb", buffering=0) as out, path.open("rb") as file:
+    with path.open("wb", buffering=0) as out, open_regular(path) as file:
         yield out, file
 
 
@@ -127,7 +127,6 @@ def test_memory_that_is_out_of_use_is_forgotten(written):
     assert check.finding is None, check.finding
     assert check.races.records > 1000
     assert check.races.spaces < 30
-    assert io.BytesIO(file.read()).getvalue() == b""
 
 
 ENDLESS = """
