@@ -70,7 +70,8 @@ class CallSites:
         first: FrameType | None = sys._getframe(1)
         while first is not None and first.f_code.co_filename.startswith(_OWN):
             first = first.f_back
-        frame, key = first, []
+        frame = first
+        key: list[int] = []
         while frame is not None and len(key) < _DEPTH:
             key += (id(frame.f_code), frame.f_lasti)  # the hash of code takes long
             frame = frame.f_back

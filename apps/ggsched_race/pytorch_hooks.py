@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_reads(patches, recorder)
         _patch_backward(patches, recorder)
         _patch_threads(patches, recorder)
-        _run_compiled_eagerly(patches, stack, recorder)
-        actions = {**triton_actions(patches, recorder), **cupy_actions(patches, recorder)}
+        actions = _eager_actions(patches, stack, recorder)
+        actions |= {**triton_actions(patches, recorder), **cupy_actions(patches, recorder)}
         stack.enter_context(when_imported(actions))
         stack.enter_context(DispatchMode(recorder.op))
         try:
@@ -39,8 +40,14 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             recorder.stop()
 
 
-def _run_compiled_eagerly(patches: Patches, stack: ExitStack, recorder: Recorder) -> None:
-    """Let compiled functions run op by op; the compiler is not loaded for it."""
+def _eager_actions(
+    patches: Patches, stack: ExitStack, recorder: Recorder
+) -> dict[str, Callable[[ModuleType], None]]:
+    """Let compiled functions run op by op; the compiler is not loaded for it.
+
+    Returns:
+        What to do when it is loaded.
+    """
     compiled, what = torch.compile, "functions of torch.compile ran op by op, not as kernels"
 
     @cache
@@ -52,20 +59,23 @@ def _run_compiled_eagerly(patches: Patches, stack: ExitStack, recorder: Recorder
         recorder.recording.notice(what)
         return compiled(*args, **kwargs)
 
-    patches.set(torch, "compile", compile_later)
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is None:
-        return
-    run_eagerly()
-    choose = getattr(frames, "_callback_from_stance", None)
+    def loaded(frames: ModuleType) -> None:
+        choose = getattr(frames, "_callback_from_stance", None)
+        if choose is None:  # of another version; the stance does it, for torch.compile
+            return
 
-    def choose_callback(callback: Any) -> Any:
-        if callback not in (None, False):  # a function that was compiled before is called
-            recorder.recording.notice(what)
-        return choose(callback) if choose is not None else callback
+        def choose_callback(callback: Any) -> Any:
+            if callback in (None, False):
+                return choose(callback)
+            recorder.recording.notice(what)  # compiled before, or by another way
+            return None
 
-    if choose is not None:
         patches.set(frames, "_callback_from_stance", choose_callback)
+
+    patches.set(torch, "compile", compile_later)
+    if "torch._dynamo.eval_frame" in sys.modules:
+        run_eagerly()
+    return {"torch._dynamo.eval_frame": loaded}
 
 
 @contextmanager

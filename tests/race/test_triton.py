@@ -115,3 +115,20 @@ def test_compiled_functions_are_reported_to_run_op_by_op():
     with watch("compiled", simulate=True) as watched:
         torch.compile(lambda x: x + 1)(torch.ones(4, device="cuda"))
     assert watched.report.notices == ("functions of torch.compile ran op by op, not as kernels",)
+
+
+def test_functions_that_were_compiled_before_run_op_by_op():
+    import torch._dynamo
+
+    calls = []
+
+    def backend(module, inputs):
+        calls.append(inputs)
+        return module.forward
+
+    function = torch.compile(lambda x: x + 1, backend=backend)
+    with watch("compiled", simulate=True) as watched:
+        function(torch.ones(4, device="cuda"))
+        torch._dynamo.optimize(backend)(lambda x: x * 2)(torch.ones(4, device="cuda"))
+    assert calls == []
+    assert "op by op" in watched.report.notices[0]
