@@ -12,6 +12,7 @@ from torch.distributed import _functional_collectives as functional  # noqa: E40
 from ggsched_race.patches import Patches  # noqa: E402
 from ggsched_race.simulation import SimulatedCuda  # noqa: E402
 from ggsched_race.watch import watch  # noqa: E402
+from tests.race import library_programs  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +104,10 @@ def test_result_of_a_functional_collective_is_made_by_two_streams(waits):
         y.sum()
 
     assert [f.hazard for f in report_of(program).findings] == ([] if waits else ["RAW"])
+
+
+@pytest.mark.parametrize("program", library_programs.SIMULATED, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+def test_verdict_on_programs_for_a_gpu_is_right_in_the_simulation(program, mended):
+    report = library_programs.report_of(program, mended, simulate=True)
+    assert report.is_clean == mended, report.to_text()
