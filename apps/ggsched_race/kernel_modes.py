@@ -6,6 +6,7 @@ Statements count in their order; of branches both count, of loops the second tur
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,8 +16,8 @@ _State = dict[str, Origins]
 _NOWHERE: Final[Origins] = frozenset()
 _COMPUTED: Final = "*"
 """Origin of an address that a kernel computes, such as one that it has loaded."""
-_READS: Final = ("load", "gather", "async_copy_global_to_local", "descriptor_load")
-_WRITES: Final = ("store", "scatter", "reduce", "descriptor_store")
+_READS: Final = re.compile(r"(^|_)(load|gather|global_to)(_|$)")
+_WRITES: Final = re.compile(r"(^|_)(store|scatter|to_global)(_|$)")
 _OPAQUE: Final = ("inline_asm_elementwise", "extern_elementwise")
 _DEPTH: Final = 8
 
@@ -28,12 +29,14 @@ class Modes(NamedTuple):
         reads: Parameters through which it reads.
         writes: Parameters through which it writes.
         returned: Parameters that the result of a function points into.
+        cast: Parameters that are cast to a pointer; one that is a number is an address.
         is_complete: Whether it uses no address but of its parameters.
     """
 
     reads: Origins = _NOWHERE
     writes: Origins = _NOWHERE
     returned: Origins = _NOWHERE
+    cast: Origins = _NOWHERE
     is_complete: bool = True
 
 
@@ -60,6 +63,7 @@ def modes_of(source: str, scope: Mapping[str, Any], depth: int = 0) -> Modes:
         frozenset(walk.reads - {_COMPUTED}),
         frozenset(walk.writes - {_COMPUTED}),
         frozenset(walk.returned),
+        frozenset(walk.cast),
         is_complete,
     )
 
@@ -72,6 +76,7 @@ class _Walk:
         self.reads: set[str] = set()
         self.writes: set[str] = set()
         self.returned: set[str] = set()
+        self.cast: set[str] = set()
 
     # --- statements -------------------------------------------------------------------------------
 
@@ -152,22 +157,19 @@ class _Walk:
         called = self._resolved(func)
         if called is not None:
             return self._applied(called, args, named, everything)
-        if name.startswith("atomic_"):
-            self.reads |= pointed
-            self.writes |= pointed
-            return _NOWHERE
-        if name.endswith(_READS):
-            self.reads |= pointed
-            return _NOWHERE
-        if name.endswith(_WRITES) and pointed:
-            self.writes |= pointed
+        pointed = everything if "global" in name else pointed  # copies to and from shared memory
+        is_atomic = "atomic" in name
+        if is_atomic or _READS.search(name) or _WRITES.search(name):
+            self.reads |= pointed if is_atomic or _READS.search(name) else _NOWHERE
+            self.writes |= pointed if is_atomic or _WRITES.search(name) else _NOWHERE
             return _NOWHERE
         if name in _OPAQUE:
             self.reads |= everything
             self.writes |= everything
             return _NOWHERE
         if name in ("to", "cast") and "pointer_type" in ast.unparse(call):
-            return frozenset({_COMPUTED})
+            self.cast |= pointed
+            return pointed or frozenset({_COMPUTED})
         return everything
 
     def _resolved(self, func: ast.expr) -> Any:
@@ -195,6 +197,7 @@ class _Walk:
 
         self.reads |= meant(modes.reads)
         self.writes |= meant(modes.writes)
+        self.cast |= meant(modes.cast)
         if not modes.is_complete:
             self.writes.add(_COMPUTED)
         return meant(modes.returned)

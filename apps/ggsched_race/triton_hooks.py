@@ -25,6 +25,9 @@ def triton_actions(
     def jit(module: ModuleType) -> None:
         launches.patch(patches, module.JITFunction)
 
+    def compiler(module: ModuleType) -> None:
+        launches.patch_compiled(patches, module.CompiledKernel)
+
     def interpreter(module: ModuleType) -> None:
         launches.patch(patches, module.InterpretedFunction)
 
@@ -38,6 +41,7 @@ def triton_actions(
 
     return {
         "triton.runtime.jit": jit,
+        "triton.compiler.compiler": compiler,
         "triton.runtime.interpreter": interpreter,
         "triton.runtime.autotuner": autotuner,
         "torch._inductor.runtime.triton_heuristics": inductor,
@@ -75,6 +79,23 @@ class _Launches:
 
         patches.set(owner, "run", run)
 
+    def patch_compiled(self, patches: Patches, owner: type) -> None:
+        """Record what a class of kernels launches that a program has compiled itself."""
+        native, recorder = owner.__getitem__, self._recorder  # type: ignore[attr-defined]
+
+        def with_grid(kernel: Any, grid: Any) -> Callable[..., Any]:
+            launch = native(kernel, grid)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = launch(*args, **kwargs)
+                if not recorder.is_inside:
+                    self._launched(getattr(kernel.src, "fn", None), kernel, args, {})
+                return result
+
+            return call
+
+        patches.set(owner, "__getitem__", with_grid)
+
     def _launched(
         self, function: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -86,6 +107,10 @@ class _Launches:
         if len(args) < len(names):  # the compiler's launcher takes no constants
             names = [name for name in names if signature.get(name) != "constexpr"]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        addresses = [n for n in (modes.cast if modes else ()) if isinstance(given.get(n), int)]
+        if addresses or (modes is not None and not modes.is_complete):
+            what = "uses addresses that it computes; what is there is not seen"
+            self._recorder.recording.notice(f"{label} {what}")
         reads, writes = [], []
         for name, value in given.items():
             tensor = _tensor(value)
@@ -105,9 +130,6 @@ class _Launches:
                 why = str(error).partition("\n")[0]
                 self._recorder.recording.notice(f"{label}: {_ALL} ({type(error).__name__}: {why})")
                 modes = None
-            if modes is not None and not modes.is_complete:
-                what = "uses addresses that it computes; what is there is not seen"
-                self._recorder.recording.notice(f"{label} {what}")
             found = self._modes[id(function)] = function, modes
         return found[1]
 

@@ -504,6 +504,7 @@ def test_sarif_says_that_there_may_be_more():
     (invocation,) = run["invocations"]
     texts = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
     assert len(texts) == 3
+    assert "note: nothing of y is seen" in to_html(report)
     assert f"stopped at {MAX_RACES}" in " ".join(texts)
     assert "invocations" not in to_sarif(RaceReport("x", 9))["runs"][0]
 

@@ -97,6 +97,25 @@ def test_launch_touches_its_tensors_as_the_kernel_does(waits):
     assert "possible" in report.to_text() or waits
 
 
+def test_kernel_that_the_program_has_compiled_is_recorded():
+    class Compiled:
+        def __init__(self):
+            self.src = type("Source", (), {"fn": Kernel()})()
+
+        def __getitem__(self, grid):
+            return lambda *args: f"launched {grid}"
+
+    def program():
+        x, out = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert Compiled()[4,](x, out, 8) == "launched (4,)"
+
+    with watch("compiled", simulate=True, raises=False) as watched, Patches() as patches:
+        _Launches(watched._recorder).patch_compiled(patches, Compiled)
+        program()
+    assert {f.sides[1].op for f in watched.report.findings} == {"triton scale"}
+
+
 def test_launches_that_only_compile_are_none():
     assert launched(Kernel(), False, warmup=True).is_clean
 
@@ -109,6 +128,15 @@ def test_kernel_without_text_counts_as_one_that_touches_everything():
     report = launched(Unknown(), False)
     assert [f.hazard for f in report.findings] == ["RAW", "RAW"]  # of x, which is read only, too
     assert "all arguments count as read and written" in report.to_text()
+
+
+def test_kernel_that_is_given_addresses_as_numbers_is_named():
+    class Addresses(Kernel):
+        src = "def k(x, out, n):\n    tl.store(n.to(tl.pointer_type(tl.int8)), tl.load(x))\n"
+        run = Kernel.run
+
+    report = launched(Addresses(), True)
+    assert "uses addresses that it computes" in report.notices[0]
 
 
 def test_compiled_functions_are_reported_to_run_op_by_op():
