@@ -81,7 +81,7 @@ class _Launches:
 
     def patch_compiled(self, patches: Patches, owner: type) -> None:
         """Record what a class of kernels launches that a program has compiled itself."""
-        native, recorder = owner.__getitem__, self._recorder  # type: ignore[attr-defined]
+        native, recorder = owner.__getitem__, self._recorder  # type: ignore[index]
 
         def with_grid(kernel: Any, grid: Any) -> Callable[..., Any]:
             launch = native(kernel, grid)
