@@ -10,6 +10,7 @@ Other ways are not seen: a plain variable that is polled, ``collections.deque``,
 made before the recording. So one order of all calls is the default.
 """
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -57,7 +58,12 @@ class HostThreads:
         self._ends: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
         self._starts: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
         self._local = threading.local()
-        self._is_on = True
+        self._is_on, self._process = True, os.getpid()
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether hand-overs are recorded; a forked process has copies of the locks."""
+        return self._is_on and os.getpid() == self._process
 
     def stop(self) -> None:
         """Record nothing more; locks that were made stay in use."""
@@ -92,7 +98,7 @@ class HostThreads:
 
     def release(self) -> int:
         """Return an event that stands for all that the calling thread has done."""
-        if not self._is_on:
+        if not self._is_recorded:
             return -1
         with self._recording.lock:
             state = self.here()
@@ -102,7 +108,7 @@ class HostThreads:
 
     def acquire(self, event: int) -> None:
         """Let the calling thread come after an event; below zero after nothing."""
-        if event < 0 or not self._is_on:
+        if event < 0 or not self._is_recorded:
             return
         with self._recording.lock:
             state = self.here()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -49,5 +49,6 @@ class _Finder:
             execute(module)
             action(module)
 
-        loader.exec_module = exec_module  # type: ignore[method-assign]
+        with suppress(AttributeError):  # of a loader that cannot be changed: not followed
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -1,5 +1,7 @@
 """Threads of the host as actors: what hands over, what does not, and what stays clean."""
 
+import io
+import os
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -126,6 +128,20 @@ def test_threads_are_as_before_after_a_recording():
     before = vars(threading).copy(), vars(threading.Thread).copy(), queue.SimpleQueue
     assert report_of(rewritten_behind_a_wait, by_queue, threads=True).is_clean
     assert (vars(threading), vars(threading.Thread), queue.SimpleQueue) == before
+
+
+def test_locks_in_a_forked_process_are_not_recorded(monkeypatch):
+    from ggsched_race.host_threads import HostThreads
+    from ggsched_race.recording import Recording
+
+    out = io.BytesIO()
+    threads = HostThreads(Recording(out, "forked"))
+    assert threads.release() >= 0
+    before = out.getvalue()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert threads.release() == -1
+    threads.acquire(7)
+    assert out.getvalue() == before
 
 
 @pytest.mark.parametrize(
