@@ -76,6 +76,7 @@ class Recording:
         self._out = out
         self.failure: str | None = None
         self._encoder = msgspec.json.Encoder()
+        self._held = bytearray()
         self._write({"name": name})
         self._start = perf_counter()
         self._actors: dict[object, int] = {}
@@ -106,10 +107,17 @@ class Recording:
 
     def _write(self, entry: Any) -> None:
         if self.failure is None:
+            self._hold(entry)
             try:
-                self._out.write(self._encoder.encode(entry) + b"\n")
+                self._out.write(self._held)
             except OSError as error:  # the program goes on
                 self.failure = error.strerror or str(error)
+            self._held = bytearray()
+
+    def _hold(self, entry: Any) -> None:
+        """Keep a line for the next one: what memory is made or gone means nothing by itself."""
+        if self.failure is None:
+            self._held += self._encoder.encode(entry) + b"\n"
 
     def _emit(self, entry: Entry, chooser: RowChooser | None = None) -> None:
         """Write a record, or keep it where its actor captures."""
@@ -134,7 +142,7 @@ class Recording:
 
     def _add_site(self, number: int, stack: Stack, place: Place) -> None:
         self._stacks[number] = stack, place
-        self._write({"site": number, "frames": stack})
+        self._hold({"site": number, "frames": stack})
 
     def name_at(self, site: int) -> str:
         """Return the name that the line of a site assigns to, or ""."""
@@ -213,14 +221,14 @@ class Recording:
             self._pooled.add(memory)
         entry = {"type": "alloc", "actor": HOST, "memory": memory, "name": name, "nbytes": nbytes}
         flags = {"is_defined": True, "is_unsafe": False}
-        self._write({**entry, **flags, "text": text, "place": place, "at": at})
+        self._hold({**entry, **flags, "text": text, "place": place, "at": at})
         return memory
 
     def memory_gone(self, memory: int) -> None:
         """Say that no later record touches a memory object, if that is so."""
         graphs = (*self._graphs.values(), *self._capturing.values())
         if memory not in self._pooled and not any(memory in g.memories for g in graphs):
-            self._write({"gone": memory})
+            self._hold({"gone": memory})
 
     def memory_died(self, memory: int) -> None:
         """Note that the program has let go of a memory object."""
