@@ -3,12 +3,12 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 import click
 import msgspec
@@ -23,6 +23,7 @@ from ggsched.printable import results, write_err, write_out
 
 if TYPE_CHECKING:
     from ggsched_race.program import ProgramOptions
+    from ggsched_race.report import RaceReport
 
 _FINDING = 1
 _WRITTEN = click.Path(dir_okay=False, writable=True)
@@ -36,6 +37,12 @@ _WRITTEN = click.Path(dir_okay=False, writable=True)
     is_flag=True,
     help="Do not read ids of indexing: faster, but rows of one table are not told apart.",
 )
+@click.option(
+    "--threads",
+    is_flag=True,
+    help="Order threads of the host only by locks, queues, starts and ends.",
+)
+@click.option("--live", is_flag=True, help="Check while SCRIPT runs; end it at the first race.")
 @click.option("--advice", is_flag=True, help="Also name waits and events that nobody needs.")
 @option(
     "-o --output output",
@@ -60,6 +67,8 @@ def race(
     is_module: bool,
     simulate: bool,
     no_rows: bool,
+    threads: bool,
+    live: bool,
     advice: bool,
     output: str | None,
     suppressions: str | None,
@@ -87,24 +96,33 @@ def race(
     )
     for path, what, _ in outputs:  # a path that cannot be written must not cost the run
         check_writable(path, what)
+    if live and advice:
+        raise UsageError(
+            "--live gives no advice", where="--advice", hint="leave out one of the two"
+        )
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
-        flags = {"--simulate": simulate, "--no-rows": no_rows}
+        flags = {"--simulate": simulate, "--no-rows": no_rows, "--threads": threads, "--live": live}
         extra = [flag for flag, is_given in flags.items() if is_given] or args
         if extra:
             hint = "leave it out, or name a program"
             raise UsageError(f"{extra[0]} means nothing for a trace", where=script, hint=hint)
-        data, code, failure = read_argument(script), 0, ""
+        run = _Run(read_argument(script), 0, "")
     else:
         from ggsched_race.program import ProgramOptions
 
-        options = ProgramOptions(is_module, not no_rows, simulate)
-        data, code, failure = _recorded(
-            options, [script, *args], sys.stderr if as_json else results()
+        options = ProgramOptions(is_module, not no_rows, simulate, threads)
+        printed = sys.stderr if as_json else results()
+        watched_for = patterns if live else None
+        wants_trace = output is not None or not live
+        run = _recorded(options, [script, *args], printed, watched_for, wants_trace)
+    data, code, report = run.data, run.code, run.report
+    if data is None:
+        return code
+    if report is None:
+        report = check_program(
+            data, script, advice=advice, suppressions=patterns, failure=run.failure
         )
-        if not data:
-            return code
-    report = check_program(data, script, advice=advice, suppressions=patterns, failure=failure)
     if as_json:
         write_json({"exit_code": code, **msgspec.to_builtins(report)})
     else:
@@ -116,18 +134,39 @@ def race(
     return code if report.is_clean else _FINDING
 
 
+class _Run(NamedTuple):
+    """A program that was recorded.
+
+    Attributes:
+        data: Its trace; None of a program that was not begun, which has said why.
+        code: Its exit code, 128 and more for a signal.
+        failure: How it has failed, or "".
+        report: What was found while it ran, if that was looked for.
+    """
+
+    data: bytes | None
+    code: int
+    failure: str
+    report: "RaceReport | None" = None
+
+
 def _recorded(
-    options: "ProgramOptions", arguments: list[str], output: TextIO
-) -> tuple[bytes, int, str]:
+    options: "ProgramOptions",
+    arguments: list[str],
+    output: TextIO,
+    live: Sequence[str] | None,
+    wants_trace: bool,
+) -> _Run:
     """Run a program that prints to a file.
 
-    Returns:
-        Its trace, its exit code, 128 and more for a signal, and how it has failed, or "". There is
-        no trace of a program that was not begun, which has said why.
+    Args:
+        live: Patterns of what to leave out while it is checked as it runs; None to check it later.
+        wants_trace: Whether the trace is read, which may be long.
 
     Raises:
         UsageError: there is no such file.
     """
+    from ggsched_race.live import follow
     from ggsched_race.recording import trace_of_journal
 
     if not options.is_module and not Path(arguments[0]).is_file():
@@ -139,15 +178,18 @@ def _recorded(
         command += [msgspec.json.encode(options).decode(), *arguments]
         with subprocess.Popen(command, stdout=output) as program:
             begun(program)
+            check = follow(program, journal, live) if live is not None else None
             code = program.wait()
         ended = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         code = code if code >= 0 else 128 - code
         if not journal.exists() or not journal.stat().st_size:
-            return b"", code or ENVIRONMENT, ended
-        data = trace_of_journal(read_argument(str(journal)))
-    if code:
+            return _Run(None, code or ENVIRONMENT, ended)
+        is_stopped = check is not None and check.finding is not None
+        failure = ended if code and not is_stopped else ""
+        data = trace_of_journal(read_argument(str(journal))) if wants_trace else b""
+    if failure:
         write_err(f"ggsched race: {arguments[0]} ended with {ended}; what follows is until then\n")
-    return data, code, ended if code else ""
+    return _Run(data, code, failure, check.report(failure) if check is not None else None)
 
 
 @contextmanager

@@ -38,10 +38,11 @@ class Block:
         shadows: The shadow for each other stream that has used it.
         serial: Counts allocations and frees: that of its allocation, then that of its free.
         is_fresh: Whether nobody has touched it.
+        parts: Of a freed block, the number of parts that have not been given out again.
     """
 
     __slots__ = (
-        "address", "is_fresh", "memory", "nbytes", "pool", "recorded", "serial", "shadows",
+        "address", "is_fresh", "memory", "nbytes", "parts", "pool", "recorded", "serial", "shadows",
         "site", "stream", "uses",
     )  # fmt: skip
 
@@ -54,7 +55,7 @@ class Block:
         self.recorded: set[int] = set()
         self.uses: set[int] = set()
         self.shadows: dict[int, int] = {}
-        self.is_fresh = True
+        self.is_fresh, self.parts = True, 0
 
     @property
     def pool_key(self) -> tuple[object, ...]:
@@ -78,6 +79,9 @@ class _FreedPart(NamedTuple):
 class Blocks:
     """Blocks in use, and freed ones of which uses may still be under way.
 
+    Attributes:
+        are_shared: Whether another library uses parts of them, or gives parts of its own.
+
     Args:
         add_memory: Called with a block, the tensor that shows it, and whether it is for a shadow;
             returns the number of a new memory object.
@@ -89,6 +93,17 @@ class Blocks:
         self._freed_parts: list[_FreedPart] = []
         self._candidates: list[Block] = []  # freed; a block elsewhere may be cut from them
         self._serial = 0
+        self._gone: list[Block] = []
+        self.are_shared = False
+
+    def gone(self) -> list[int]:
+        """Return memories that no later access meets, each once; after the work that took them."""
+        found, self._gone = self._gone, []
+        return [m for b in found for m in (b.memory, *b.shadows.values()) if m >= 0]
+
+    def _note_gone(self, block: Block) -> None:
+        if not block.parts and block not in self._candidates:
+            self._gone.append(block)
 
     def allocated(
         self, address: int, stream: int | None, pool: object = None, site: int = -1
@@ -99,15 +114,23 @@ class Blocks:
         return block
 
     def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
-        """Return the block of a tensor's storage; one whose allocation was not seen is new."""
+        """Return the block that memory is, or is a part of; one that was not seen is new."""
         block = self._live.get(address)
+        if block is None and self.are_shared:
+            block = self._around(address, nbytes)
         if block is None:
             block = self.allocated(address, None)
-        if nbytes > block.nbytes:
+        if address + nbytes > block.address + block.nbytes:
             block.nbytes = nbytes
         if block.memory < 0:
             block.memory = self._add_memory(block, tensor, False)
         return block
+
+    def _around(self, address: int, nbytes: int) -> Block | None:
+        """Return the block that another library has handed over a part of."""
+        end = address + nbytes
+        around = (b for b in self._live.values() if b.address <= address < b.address + b.nbytes)
+        return next((b for b in around if end <= b.address + b.nbytes), None)
 
     def freed(self, address: int) -> Block | None:
         """Note that the program has let go of an address."""
@@ -119,8 +142,14 @@ class Blocks:
             block.serial = self._serial
             part = _FreedPart(address, address + block.nbytes, self._serial, block)
             insort(self._freed_parts, part)
+            block.parts = 1
             if block.hazards() and block.stream is not None:
+                dropped = self._candidates[:-_MAX_CANDIDATES]
                 self._candidates = [*self._candidates[-_MAX_CANDIDATES:], block]
+                for old in dropped:
+                    self._note_gone(old)
+        else:
+            self._gone.append(block)
         return block
 
     def touch(
@@ -152,11 +181,14 @@ class Blocks:
             kept = [part._replace(start=a, end=b) for a, b in parts if a < b]
             self._freed_parts[k:k] = kept
             k += len(kept)
+            old.parts += len(kept) - 1
             same.add(old)
             first = max(part.start, start) - old.address
             last = min(part.end, end) - old.address
             yield from ((m, first, last) for m in self._conflicts(old, stream))
         yield from self._possibly_taken(block, same)
+        for old in same:
+            self._note_gone(old)
 
     def _conflicts(self, old: Block, stream: int) -> Sequence[int]:
         """Return the memories whose accesses a new tensor at the same address has to follow."""
@@ -173,6 +205,7 @@ class Blocks:
             elif fits and old.serial < block.serial:
                 self._candidates.remove(old)
                 yield from ((shadow, 0, block.nbytes) for shadow in old.hazards())
+                self._note_gone(old)
 
 
 class CachingAllocator:

@@ -5,7 +5,8 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from linecache import getline
 from types import CodeType, FrameType
 from typing import Final, NamedTuple
@@ -41,61 +42,80 @@ class Frame(NamedTuple):
 
 Stack = tuple[Frame, ...]
 """The innermost call first."""
+Place = tuple[int | None, int | None, int | None, int | None]
+"""First and last line, first and last column in bytes, of an expression; None is unknown."""
 
 
 class CallSites:
     """Numbers for stacks.
 
     Args:
-        added: Called with the number and the stack when a stack is new.
+        added: Called with the number, the stack, and the place of the call in its innermost line
+            when these are new.
 
     Attributes:
         outside: The stack of calls that Python does not see: threads of the engine that runs
             backward passes have none.
     """
 
-    def __init__(self, added: Callable[[int, Stack], None]) -> None:
+    def __init__(self, added: Callable[[int, Stack, Place], None]) -> None:
         self._added = added
         self.outside: int | None = None
-        self._numbers: dict[tuple[object, ...], int] = {}
-        self._stacks: dict[Stack, int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._codes: list[CodeType] = []  # kept, so that no other code has their ids
+        self._stacks: dict[tuple[Stack, Place], int] = {}
 
     def here(self) -> int:
         """Return the number of the calling stack, without the frames of this package."""
-        key: list[object] = []
-        frame: FrameType | None = sys._getframe(1)
+        first: FrameType | None = sys._getframe(1)
+        while first is not None and first.f_code.co_filename.startswith(_OWN):
+            first = first.f_back
+        frame = first
+        key: list[int] = []
         while frame is not None and len(key) < _DEPTH:
-            if not frame.f_code.co_filename.startswith(_OWN):
-                key += (frame.f_code, frame.f_lasti)
+            key += (id(frame.f_code), frame.f_lasti)  # the hash of code takes long
             frame = frame.f_back
         if not key and self.outside is not None:
             return self.outside
         known = self._numbers.get(tuple(key))
         if known is None:
-            stack, new = _stack(key), len(self._stacks)
+            calls = list(_calls(first, len(key) // 2))
+            self._codes += (code for code, _ in calls)
+            stack, new = _stack(calls), len(self._stacks)
             known = self._numbers[tuple(key)] = self._stacks.setdefault(stack, new)
             if known == new:
-                self._added(known, stack)
+                self._added(known, *stack)
         return known
 
 
-def _stack(key: Sequence[object]) -> Stack:
-    """Return the program's frames; those of libraries if there are no others."""
+def _calls(frame: FrameType | None, count: int) -> Iterator[tuple[CodeType, int]]:
+    """Yield the code and the instruction of frames, the innermost first."""
+    for _ in range(count):
+        if frame is not None:
+            yield frame.f_code, frame.f_lasti
+            frame = frame.f_back
+
+
+def _stack(calls: Sequence[tuple[CodeType, int]]) -> tuple[Stack, Place]:
+    """Return the program's frames, those of libraries if there are no others, and the place."""
     here, frames = os.getcwd() + os.sep, []
-    for code, last in zip(key[::2], key[1::2], strict=True):
-        assert isinstance(code, CodeType)
-        assert isinstance(last, int)
+    for code, last in calls:
         line = next((n for a, b, n in code.co_lines() if a <= last < b and n), code.co_firstlineno)
-        frames.append(Frame(code.co_filename, line, code.co_qualname))
-    own = [frame for frame in frames if not frame.is_library] or frames
-    return tuple(frame._replace(file=frame.file.removeprefix(here)) for frame in own)
+        place: Place = next(islice(code.co_positions(), last // 2, None), (None,) * 4)
+        frames.append((Frame(code.co_filename, line, code.co_qualname), place))
+    own = [found for found in frames if not found[0].is_library] or frames
+    stack = tuple(frame._replace(file=frame.file.removeprefix(here)) for frame, _ in own)
+    return stack, own[0][1] if own else (None,) * 4
 
 
-def assigned_name(stack: Stack) -> str:
+def assigned_name(stack: Stack, place: Place = (None,) * 4) -> str:
     """Return the name that the program's innermost line assigns to, or "".
 
     A line that may make several objects names none: it has several statements, a container as its
-    value, or two calls of the same function.
+    value, or two calls of the same function. A temporary within the line has no name.
+
+    Args:
+        place: Of the call; without it each call of the line counts as the one that is assigned.
     """
     if not stack or stack[0].is_library:
         return ""
@@ -106,11 +126,16 @@ def assigned_name(stack: Stack) -> str:
             body = ast.parse(source.lstrip()).body
         except (SyntaxError, ValueError):  # the statement goes on, or is a compound one
             continue
-        return _target(body, source.lstrip())
+        shift = len(source) - len(source.lstrip())
+        first, last, start, end = place
+        if first is not None and last is not None and start is not None and end is not None:
+            first, last = first - stack[0].line + 1, last - stack[0].line + 1
+            place = first, last, start - shift * (first == 1), end - shift * (last == 1)
+        return _target(body, source.lstrip(), place)
     return ""
 
 
-def _target(body: Sequence[ast.stmt], source: str) -> str:
+def _target(body: Sequence[ast.stmt], source: str, place: Place) -> str:
     match body:
         case [ast.Assign(targets=[target, *_], value=value)]:
             pass
@@ -120,5 +145,8 @@ def _target(body: Sequence[ast.stmt], source: str) -> str:
             return ""
     called = [ast.dump(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)]
     name = ast.get_source_segment(source, target) or ""
+    whole = (value.lineno, value.end_lineno, value.col_offset, value.end_col_offset)
+    if None not in place and place != whole:
+        return ""
     is_one = not isinstance(value, _CONTAINERS) and len(set(called)) == len(called)
     return name if is_one and _NAME.fullmatch(name) else ""

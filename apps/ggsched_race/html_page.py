@@ -23,6 +23,7 @@ def to_html(report: RaceReport) -> str:
         f"<title>{escape(report.name)}: {report.verdict}</title><style>{_STYLE}</style>",
         f"<h1>{escape(report.name)}</h1><p>{report.verdict}</p>",
         *(_section(i, finding, report.least) for i, finding in enumerate(report.findings, 1)),
+        *(f"<p>note: {escape(notice)}</p>" for notice in report.notices),
         *(f"<p>advice: {escape(a.what)}; {a.times} times</p>" for a in report.advice),
     ]
     return f'<!doctype html><html lang="en"><meta charset="utf-8">{"".join(parts)}</html>\n'

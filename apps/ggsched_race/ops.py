@@ -10,13 +10,16 @@ import torch
 
 from ggsched_race.byte_runs import MAX_RUNS, Runs, chosen_runs, indexed_starts
 
-Kind = Literal["none", "plain", "copy", "to_copy", "record_stream"]
+Kind = Literal[
+    "none", "plain", "copy", "to_copy", "record_stream", "collective", "copied_collective"
+]
 
 _UNTOUCHED: Final = frozenset(
     {
         *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"),
         *("new_empty_strided", "resize_", "resize_as_", "set_", "is_pinned", "_pin_memory"),
         *("is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset"),
+        *("wait_tensor", "barrier", "monitored_barrier_", "_wrap_tensor_autograd"),
     }
 )
 """Ops that read and write no elements, apart from views."""
@@ -28,6 +31,9 @@ _OVERWRITES: Final = frozenset(
     }
 )
 """Ops in place that read nothing of what they write."""
+
+_COPIED: Final = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
+"""Functional collectives that work in place on a copy, which the calling stream makes."""
 
 
 class Chosen(NamedTuple):
@@ -129,13 +135,16 @@ class Op(NamedTuple):
     overwrites: bool
     chosen: Chosen | None
 
-    def arguments(
-        self, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[int, Any, bool]]:
-        """Yield (position, tensor, whether it is written) of all tensors."""
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
+        """Return (position, tensor, whether it is written) of all tensors."""
+        found = []
         named = [(self.names.index(n), v) for n, v in kwargs.items() if n in self.names]
         for i, value in (*enumerate(args), *named):
-            yield from ((i, t, self.writes[i]) for t in tensors_in(value))
+            if isinstance(value, torch.Tensor):
+                found.append((i, value, self.writes[i]))
+            elif isinstance(value, list | tuple):
+                found += [(i, t, self.writes[i]) for t in tensors_in(value)]
+        return found
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
@@ -151,7 +160,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
 def op_of(func: Any) -> Op:
     """Return the facts about an overload of an op."""
     schema = func._schema
-    name = schema.name.partition("::")[2]
+    name, label = schema.name.partition("::")[2], str(func).removesuffix(".default")
     aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
     is_view = bool(aliases) and not any(a.is_write for a in aliases) and not schema.is_mutable
     kind: Kind = "plain"
@@ -161,16 +170,28 @@ def op_of(func: Any) -> Op:
         kind = "copy"
     elif name in ("_to_copy", "record_stream"):
         kind = "to_copy" if name == "_to_copy" else "record_stream"
+    if schema.name.startswith("c10d::") and kind != "none":
+        return _collective(label, name, tuple(a.name for a in schema.arguments))
+    if schema.name.startswith("_c10d_functional::") and kind != "none":
+        kind = "copied_collective" if name in _COPIED else "collective"
     flags = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
     is_out = any(a.is_out for a in schema.arguments)
     return Op(
-        str(func).removesuffix(".default"),
+        label,
         kind,
         tuple(flags),
         tuple(a.name for a in schema.arguments),
         is_out or name in _OVERWRITES,
         _CHOSEN.get(name) if schema.name.startswith("aten::") else None,
     )
+
+
+def _collective(label: str, name: str, names: tuple[str, ...]) -> Op:
+    """Return the facts about an op of ``c10d``, whose schema does not say what is written."""
+    receives, sends = name.startswith("recv"), name == "send"
+    writes = tuple(n.startswith("output") or (n == "tensors" and not sends) for n in names)
+    overwrites = receives or any(n.startswith("output") for n in names)
+    return Op(label, "collective", writes, names, overwrites, None)
 
 
 class StoredView:

@@ -31,11 +31,13 @@ class ProgramOptions(msgspec.Struct, frozen=True):
         is_module: Whether the first argument is a module, as with ``python -m``.
         rows: Whether ids are read.
         simulate: Whether CUDA is simulated.
+        threads: Whether threads of the host are actors of their own.
     """
 
     is_module: bool = False
     rows: bool = True
     simulate: bool = False
+    threads: bool = False
 
 
 def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str]) -> int:
@@ -46,13 +48,13 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
         sys.path[0] = os.path.dirname(os.path.abspath(target))
     with open(journal, "wb", buffering=0) as out:
         try:
-            with recorder_into(out, target, rows=options.rows, simulate=options.simulate) as rec:
+            with recorder_into(
+                out, target, rows=options.rows, simulate=options.simulate, threads=options.threads
+            ) as rec:
                 has_begun = True
                 try:
                     _run(target, options.is_module)
                 finally:
-                    for op, why in rec.unseen.items():
-                        write_err(f"ggsched race: {op} is not recorded: {why}\n")
                     if rec.recording.failure is not None:
                         why = rec.recording.failure
                         write_err(f"ggsched race: the record is cut off: {why}\n")

@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
+from ggsched_race.foreign_array import ForeignArray
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
+from ggsched_race.host_threads import HostThreads
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
 from ggsched_race.recording import HOST, Bytes, Recording, RowChooser, StreamKey
 
@@ -52,6 +54,9 @@ class Platform(Protocol):
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op."""
 
+    def launch(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what launches a kernel that is no op."""
+
     def wait_for_all(self) -> None:
         """Let the host wait for the devices, so that ids can be read."""
 
@@ -60,14 +65,18 @@ class _Local(threading.local):
     """State of a thread.
 
     Attributes:
-        deferred: Records from inside a call, which follow the record of the call.
+        deferred: Records from inside a call, which follow the record of the call; each with the
+            actor that waits by it, or None.
         is_reading: Whether the recorder itself uses PyTorch.
         is_in_op: Whether an op is under way.
+        site: Number of the stack of the op that is recorded; below zero until it is looked for,
+            None where there is no op.
     """
 
-    deferred: list[Callable[[float | None], None]] | None = None
+    deferred: list[tuple[Callable[[float | None], None], int | None]] | None = None
     is_reading: bool = False
     is_in_op: bool = False
+    site: int | None = None
 
 
 class Recorder:
@@ -77,13 +86,19 @@ class Recorder:
         recording: Where records go.
         platform: CUDA, or what stands for it.
         rows: Whether to read ids, so that the rows that they choose are known.
+        threads: How threads of the host hand over; None where they are one actor.
     """
 
-    def __init__(self, recording: Recording, platform: Platform, rows: bool = True) -> None:
-        self.recording = recording
+    def __init__(
+        self,
+        recording: Recording,
+        platform: Platform,
+        rows: bool = True,
+        threads: HostThreads | None = None,
+    ) -> None:
+        self.recording, self.threads = recording, threads
         self.platform = platform
         self._is_on, self._process = True, os.getpid()
-        self.unseen: dict[str, str] = {}
         self._rows = rows
         self._blocks = Blocks(self._add_block)
         self.host = HostMemory()
@@ -91,15 +106,23 @@ class Recorder:
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
         self._freed: deque[int] = deque()
+        self._unfollowed: deque[int] = deque()
 
     @property
     def is_enabled(self) -> bool:
         """Whether calls are recorded; those of a forked process are not."""
         return self._is_on and os.getpid() == self._process
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether what is called now is a part of an op, or is not recorded at all."""
+        return not self.is_enabled or self._local.is_reading or self._local.is_in_op
+
     def stop(self) -> None:
         """Record nothing more."""
         self._is_on = False
+        if self.threads is not None:
+            self.threads.stop()
 
     # --- ops --------------------------------------------------------------------------------------
 
@@ -107,42 +130,63 @@ class Recorder:
         """Call an op and record it."""
         if not self.is_enabled or self._local.is_reading:
             return self.platform.run(func, args, kwargs)
-        op = op_of(func)
+        op, local = op_of(func), self._local
         self.platform.before_op()
-        with self.deferring():
-            self._local.is_in_op = True
+        outer, local.site = self._begin_deferring(), -1
+        try:
+            local.is_in_op = True
             try:
                 result = self.platform.run(func, args, kwargs)
             finally:
-                self._local.is_in_op = False
+                local.is_in_op = False
             try:
                 if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
-                    self._pinned[result.untyped_storage().data_ptr()] = self.recording.sites.here()
+                    self._pinned[result.untyped_storage().data_ptr()] = self._site()
                 if op.kind != "none":
                     with self.recording.lock:
                         self.take_back()
                         self._record(op, args, kwargs, result)
             except Exception as error:  # the program goes on, whatever its tensors are
-                why = str(error).partition("\n")[0]
-                self.unseen.setdefault(op.label, f"{type(error).__name__}: {why}")
+                why = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.recording.notice(f"{op.label} is not recorded: {why}")
             return result
+        finally:
+            local.site = None
+            self._end_deferring(outer)
+
+    def _site(self) -> int:
+        """Return the number of the calling stack; within an op it is found once."""
+        local = self._local
+        if local.site is None:
+            return self.recording.sites.here()
+        if local.site < 0:
+            local.site = self.recording.sites.here()
+        return local.site
+
+    def _begin_deferring(self) -> float | None:
+        """Return when deferring began; None where it is under way already."""
+        if self._local.deferred is not None:
+            return None
+        self._local.deferred = []
+        return self.recording.seconds()
+
+    def _end_deferring(self, start_s: float | None) -> None:
+        if start_s is None:
+            return
+        deferred, self._local.deferred = self._local.deferred, None
+        if deferred:
+            with self.recording.lock:
+                for record, _ in deferred:
+                    record(start_s)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
         """Let records that are made inside follow what is recorded inside, with the time taken."""
-        local = self._local
-        if local.deferred is not None:
-            yield
-            return
-        local.deferred = []
-        start_s = self.recording.seconds()
+        start_s = self._begin_deferring()
         try:
             yield
         finally:
-            deferred, local.deferred = local.deferred, None
-            with self.recording.lock:
-                for record in deferred:
-                    record(start_s)
+            self._end_deferring(start_s)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -154,13 +198,17 @@ class Recorder:
         finally:
             local.is_reading = before
 
-    def after(self, record: Callable[[float | None], None]) -> None:
-        """Make a record now, or after the call that is under way; nothing while reading."""
+    def after(self, record: Callable[[float | None], None], waiting: int | None = None) -> None:
+        """Make a record now, or after the call that is under way; nothing while reading.
+
+        Args:
+            waiting: The stream that waits by it.
+        """
         local = self._local
         if not self.is_enabled or local.is_reading:
             return
         if local.deferred is not None:
-            local.deferred.append(record)
+            local.deferred.append((record, waiting))
         else:
             with self.recording.lock:
                 record(None)
@@ -173,18 +221,53 @@ class Recorder:
         if op.kind == "record_stream":
             self.record_stream(args[0], args[1])
             return
-        at = self.recording.sites.here() if op.kind != "plain" else -1
+        at = self._site() if op.kind in ("copy", "to_copy") else -1
         if op.kind == "copy":
             for dst, src in zip(tensors_in(args[0]), tensors_in(args[1]), strict=True):
                 self._copy(op, dst, src, at)
         elif op.kind == "to_copy":
             self._copy(op, result, args[0], at)
+        elif op.kind in ("collective", "copied_collective"):
+            self._collective(op, args, kwargs, result)
         else:
             self._plain(op, args, kwargs, result)
 
-    def _plain(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """Record an op that is no copy: it runs on the device of its tensors, or on the host."""
-        found = list(op.arguments(args, kwargs))
+    def _collective(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        """Record a collective: on the stream that the library lets wait inside, if it does."""
+        deferred = self._local.deferred or []
+        here = self.stream()
+        waiting = [k for k, (_, actor) in enumerate(deferred) if actor not in (None, here)]
+        if not waiting:
+            self._plain(op, args, kwargs, result)
+            return
+        if op.kind == "copied_collective":
+            self._plain(op, args, kwargs, result)
+        actor = deferred[waiting[0]][1]
+        for record, _ in deferred[: waiting[0] + 1]:
+            record(None)
+        del deferred[: waiting[0] + 1]
+        if op.kind == "collective":
+            self._plain(op, args, kwargs, result, actor)
+        elif actor is not None:
+            work = _Work(self, actor, self.recording.sites.here())
+            for tensor in tensors_in(result):
+                work.touch(tensor, is_read=True, is_written=True)
+            work.emit(op.label)
+
+    def _plain(
+        self,
+        op: Op,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        stream: int | None = None,
+    ) -> None:
+        """Record an op that is no copy: it runs on the device of its tensors, or on the host.
+
+        Args:
+            stream: Where it runs, if not on the calling thread's stream.
+        """
+        found = op.arguments(args, kwargs)
         inputs = {id(t) for _, t, _ in found}
         outputs = [t for t in tensors_in(result) if id(t) not in inputs]
         if not found and not outputs:
@@ -193,9 +276,9 @@ class Recorder:
         device = next((d for t in tensors if (d := self.platform.device_of(t)) is not None), None)
         if device is None and self.host.is_empty:
             return
-        actor = HOST if device is None else self.stream(device)
+        actor = HOST if device is None else self.stream(device) if stream is None else stream
         chosen, chooser = self._chosen(op, args, actor)
-        at = self.recording.sites.here()
+        at = self._site()
         work = _Work(self, actor, at, reads_host=not op.label.startswith("aten."))
         for i, tensor, is_written in found:
             runs = chosen if op.chosen is not None and i == op.chosen.table else None
@@ -268,25 +351,50 @@ class Recorder:
 
         Uses of other streams than the allocating one are bytes of the shadow as well.
         """
-        if not tensor.numel():
-            return [], []
-        sizes, strides, size = tensor.shape, tensor.stride(), tensor.element_size()
-        offset = tensor.storage_offset()
+        if isinstance(tensor, ForeignArray):
+            self._blocks.are_shared = True
+            block = self._blocks.at(tensor.base, tensor.nbytes, tensor)
+            start = tensor.address - block.address
+            return self._spans(
+                block, actor, tensor, [(a + start, b + start) for a, b in tensor.runs.runs]
+            )
         if self.platform.device_of(tensor) is None:
-            if self.host.is_empty:
-                return [], []
-            found = runs or _runs(sizes, strides, offset, size)
-            moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
-            return self.host.bytes_at(tensor.data_ptr(), moved), []
+            return self._host_bytes(tensor, runs), []
         storage = tensor.untyped_storage()
-        block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
-        shadow, takes = self._blocks.touch(block, actor, tensor)
-        found = runs or _runs(sizes, strides, offset, size)
-        spans = [(block.memory, a, b) for a, b in found.runs]
-        if shadow is not None:
-            spans += [(shadow, a, b) for a, b in found.runs]
-        if len(found.runs) != 1 or found.runs[0] != (0, block.nbytes):
+        nbytes, address = storage.nbytes(), self.platform.address(storage)
+        if runs is None and tensor.nbytes == nbytes and tensor.is_contiguous():
+            if not nbytes:
+                return [], []
+            block = self._blocks.at(address, nbytes, tensor)  # all of it, as tensors mostly are
+            if address == block.address and nbytes == block.nbytes:
+                return self._spans(block, actor, tensor, [(0, nbytes)])
+        elif not tensor.numel():
+            return [], []
+        block = self._blocks.at(address, nbytes, tensor)
+        strides, offset = tensor.stride(), tensor.storage_offset()
+        spans = (runs or _runs(tensor.shape, strides, offset, tensor.element_size())).runs
+        shift = address - block.address
+        if shift:  # memory of another library, of which the tensor is a part
+            spans = [(start + shift, end + shift) for start, end in spans]
+        if len(spans) != 1 or spans[0] != (0, block.nbytes):
             self._views.append((block.memory, _text(tensor), strides, offset))
+        return self._spans(block, actor, tensor, spans)
+
+    def _host_bytes(self, tensor: Any, runs: Runs | None) -> list[Bytes]:
+        if self.host.is_empty or not tensor.numel():
+            return []
+        offset, size = tensor.storage_offset(), tensor.element_size()
+        found = runs or _runs(tensor.shape, tensor.stride(), offset, size)
+        moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
+        return self.host.bytes_at(tensor.data_ptr(), moved)
+
+    def _spans(
+        self, block: Block, actor: int, tensor: Any, runs: Sequence[Run]
+    ) -> tuple[list[Bytes], list[Bytes]]:
+        shadow, takes = self._blocks.touch(block, actor, tensor)
+        spans = [(block.memory, a, b) for a, b in runs]
+        if shadow is not None:
+            spans += [(shadow, a, b) for a, b in runs]
         return spans, takes
 
     def views(self) -> list[Any]:
@@ -315,27 +423,39 @@ class Recorder:
         self._pinned.pop(start, None)
         self.host.remove(memory)
         self.recording.memory_died(memory)
+        self._unfollowed.append(memory)
 
-    def allocated(self, address: int) -> None:
-        """Note that the caching allocator has given an address."""
+    def allocated(self, address: int, stream: int | None = None, nbytes: int = 0) -> None:
+        """Note that an allocator has given an address.
+
+        Args:
+            stream: For which; that of the calling thread if none is given. An allocator with
+                streams of its own has a pool of its own.
+            nbytes: The length; 0 if it is not known yet.
+        """
         if not self.is_enabled or self._local.is_reading:
             return
         with self.recording.lock:
             self.take_back()
-            stream = self.stream()
-            pool = "graph" if self.recording.is_capturing(stream) else None
-            self._blocks.allocated(address, stream, pool, self.recording.sites.here())
+            pool = "another library" if stream is not None else None
+            stream = self.stream() if stream is None else stream
+            pool = "graph" if self.recording.is_capturing(stream) else pool
+            self._blocks.allocated(address, stream, pool, self._site()).nbytes = nbytes
 
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""
         self._freed.append(address)
 
     def take_back(self) -> None:
-        """Take back what was freed since the last record."""
+        """Take back what was freed since the last record; of what is out of use say so."""
         while self._freed:
             block = self._blocks.freed(self._freed.popleft())
             if block is not None:
                 self.recording.memory_died(block.memory)
+        while self._unfollowed:
+            self.recording.memory_gone(self._unfollowed.popleft())
+        for memory in self._blocks.gone():
+            self.recording.memory_gone(memory)
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
         """Note that the allocator knows of a stream's use of a tensor."""
@@ -347,21 +467,39 @@ class Recorder:
             block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
             block.recorded.add(self.recording.stream(self.platform.key_of(stream)))
 
-    def declare(self, label: str, reads: Sequence[Any], writes: Sequence[Any], engine: str) -> None:
-        """Record what a kernel touches, by the caller's word."""
+    def launched(
+        self,
+        label: str,
+        reads: Sequence[Any],
+        writes: Sequence[Any],
+        *,
+        stream: int | None = None,
+        engine: str = "",
+        is_possible: bool = False,
+    ) -> None:
+        """Record a kernel that is no op of the dispatcher, on the calling thread's stream.
+
+        Args:
+            reads: Tensors, or arrays of other libraries.
+            stream: The actor, if it is another one.
+            engine: Name of what does it beside all streams; "" for the stream.
+            is_possible: Whether it may touch only some bytes of its tensors.
+        """
         if not self.is_enabled:
             return
         with self.recording.lock:
             self.take_back()
             at = self.recording.sites.here()
-            actor = self.recording.engine(engine) if engine else self.stream()
+            actor = self.recording.engine(engine) if engine else stream
+            actor = self.stream() if actor is None else actor
             work = _Work(self, actor, at, reads_host=True)
             for tensors, is_written in ((reads, False), (writes, True)):
                 for tensor in tensors:
-                    if self.platform.device_of(tensor) is None:
+                    is_foreign = isinstance(tensor, ForeignArray)
+                    if not is_foreign and self.platform.device_of(tensor) is None:
                         self._follow(tensor, at)
                     work.touch(tensor, is_read=not is_written, is_written=is_written)
-            work.emit(label)
+            work.emit(label, is_partial=is_possible, is_possible=is_possible)
 
     def engine_done(self, engine: str) -> None:
         """Record that the host has seen an engine end what it has been given."""
@@ -506,6 +644,7 @@ class _Work:
         *,
         is_copy: bool = False,
         is_partial: bool = False,
+        is_possible: bool = False,
         chooser: RowChooser | None = None,
     ) -> None:
         """Record the op."""
@@ -518,7 +657,7 @@ class _Work:
         recording.work(
             self._actor, label, self.reads, self.writes, self._at,
             is_copy=is_copy, is_partial=is_partial, chooser=chooser, takes=self._takes,
-            views=self._recorder.views(),
+            views=self._recorder.views(), is_possible=is_possible,
         )  # fmt: skip
 
 

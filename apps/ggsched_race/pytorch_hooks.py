@@ -3,15 +3,19 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.cuda import _gpu_trace
 
+from ggsched_race.cupy_hooks import cupy_actions
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import DispatchMode, Recorder
+from ggsched_race.triton_hooks import triton_actions
+from ggsched_race.when_imported import when_imported
 
 
 @contextmanager
@@ -26,7 +30,9 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_reads(patches, recorder)
         _patch_backward(patches, recorder)
         _patch_threads(patches, recorder)
-        _run_compiled_eagerly(patches, stack)
+        actions = _eager_actions(patches, stack, recorder)
+        actions |= {**triton_actions(patches, recorder), **cupy_actions(patches, recorder)}
+        stack.enter_context(when_imported(actions))
         stack.enter_context(DispatchMode(recorder.op))
         try:
             yield
@@ -34,9 +40,15 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             recorder.stop()
 
 
-def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
-    """Let compiled functions run op by op; the compiler is not loaded for it."""
-    compiled = torch.compile
+def _eager_actions(
+    patches: Patches, stack: ExitStack, recorder: Recorder
+) -> dict[str, Callable[[ModuleType], None]]:
+    """Let compiled functions run op by op; the compiler is not loaded for it.
+
+    Returns:
+        What to do when it is loaded.
+    """
+    compiled, what = torch.compile, "functions of torch.compile ran op by op, not as kernels"
 
     @cache
     def run_eagerly() -> None:
@@ -44,12 +56,26 @@ def _run_compiled_eagerly(patches: Patches, stack: ExitStack) -> None:
 
     def compile_later(*args: Any, **kwargs: Any) -> Any:
         run_eagerly()
+        recorder.recording.notice(what)
         return compiled(*args, **kwargs)
 
-    if "torch._dynamo" in sys.modules:
+    def loaded(frames: ModuleType) -> None:
+        choose = getattr(frames, "_callback_from_stance", None)
+        if choose is None:  # of another version; the stance does it, for torch.compile
+            return
+
+        def choose_callback(callback: Any) -> Any:
+            if callback in (None, False):
+                return choose(callback)
+            recorder.recording.notice(what)  # compiled before, or by another way
+            return None
+
+        patches.set(frames, "_callback_from_stance", choose_callback)
+
+    patches.set(torch, "compile", compile_later)
+    if "torch._dynamo.eval_frame" in sys.modules:
         run_eagerly()
-    else:
-        patches.set(torch, "compile", compile_later)
+    return {"torch._dynamo.eval_frame": loaded}
 
 
 @contextmanager
@@ -63,10 +89,10 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
     def actor_of(handle: int) -> int:
         return recording.stream((device(), handle))
 
-    def ordered(record: Callable[..., None]) -> Callable[..., None]:
+    def ordered(record: Callable[..., None], waits: bool = False) -> Callable[..., None]:
         def called(event: int, stream: int) -> None:
             at, actor = recording.sites.here(), actor_of(stream)
-            recorder.after(lambda _: record(event, actor, at))
+            recorder.after(lambda _: record(event, actor, at), actor if waits else None)
 
         return called
 
@@ -74,7 +100,7 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
         (_gpu_trace.EventCreationCallbacks, recording.event_created),
         (_gpu_trace.EventDeletionCallbacks, recording.event_deleted),
         (_gpu_trace.EventRecordCallbacks, ordered(recording.record)),
-        (_gpu_trace.EventWaitCallbacks, ordered(recording.wait)),
+        (_gpu_trace.EventWaitCallbacks, ordered(recording.wait, waits=True)),
         (_gpu_trace.MemoryAllocationCallbacks, recorder.allocated),
         (_gpu_trace.MemoryDeallocationCallbacks, recorder.freed),
         (_gpu_trace.DeviceSynchronizationCallbacks, lambda: recorder.sync(device=device())),
@@ -203,15 +229,18 @@ def _patch_reads(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_backward(patches: Patches, recorder: Recorder) -> None:
     """Let what threads of the engine do have the stack of the call of the backward pass."""
-    sites = recorder.recording.sites
+    sites, threads = recorder.recording.sites, recorder.threads
 
     def located(native: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             before, sites.outside = sites.outside, sites.here()
+            caller = threads.calls_engine() if threads is not None else None
             try:
                 return native(*args, **kwargs)
             finally:
                 sites.outside = before
+                if threads is not None and caller is not None:
+                    threads.returned(caller)
 
         return call
 
@@ -221,12 +250,15 @@ def _patch_backward(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_threads(patches: Patches, recorder: Recorder) -> None:
     run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    threads = recorder.threads
 
     def bootstrap(thread: Any) -> None:
         if not recorder.is_enabled:
             run(thread)
             return
-        with DispatchMode(recorder.op):
+        with DispatchMode(recorder.op), threads.running(thread) if threads else nullcontext():
             run(thread)
 
     patches.set(threading.Thread, "_bootstrap_inner", bootstrap)
+    if threads is not None:
+        threads.patch(patches)

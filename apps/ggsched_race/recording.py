@@ -1,6 +1,7 @@
 """A trace that is written while a program runs: streams, events, graphs and what they touch.
 
-All threads of the host are one actor, in the order of their calls. A captured graph is kept as a
+All threads of the host are one actor, in the order of their calls, unless ``HostThreads`` follows
+how they hand over to each other. A captured graph is kept as a
 list of its commands; each replay writes them again, on the stream that replays and on an actor of
 its own for each other stream of the capture. Replays of one graph follow each other, as CUDA
 orders them.
@@ -19,7 +20,7 @@ import msgspec
 
 from ggsched.errors import UsageError
 from ggsched.trace.schema import FORMAT
-from ggsched_race.call_sites import CallSites, Stack, assigned_name
+from ggsched_race.call_sites import CallSites, Place, Stack, assigned_name
 
 HOST: Final = 0
 
@@ -67,18 +68,21 @@ class Recording:
 
     Attributes:
         failure: Why nothing is written any more, if so.
+        thread_actor: Returns the actor of the calling thread, called with whether it does something
+            itself; None where all threads are one actor.
     """
 
     def __init__(self, out: BinaryIO, name: str) -> None:
         self._out = out
         self.failure: str | None = None
         self._encoder = msgspec.json.Encoder()
+        self._held = bytearray()
         self._write({"name": name})
         self._start = perf_counter()
         self._actors: dict[object, int] = {}
         self._actor_names: set[str] = set()
         self._site_names: dict[int, str] = {}
-        self._stacks: dict[int, Stack] = {}
+        self._stacks: dict[int, tuple[Stack, Place]] = {}
         self._blocking: set[int] = set()
         self._work_counts: dict[int, int] = {}
         self._ordered_counts: dict[tuple[int, int], int] = {}
@@ -91,6 +95,8 @@ class Recording:
         self._dead: set[int] = set()
         self.sites = CallSites(self._add_site)
         self.lock = threading.RLock()
+        self.thread_actor: Callable[[bool], int] | None = None
+        self._notices: set[str] = set()
         self._add_actor("host", "host", "host", "", -1)
 
     # --- the journal ------------------------------------------------------------------------------
@@ -101,15 +107,25 @@ class Recording:
 
     def _write(self, entry: Any) -> None:
         if self.failure is None:
+            self._hold(entry)
             try:
-                self._out.write(self._encoder.encode(entry) + b"\n")
+                self._out.write(self._held)
             except OSError as error:  # the program goes on
                 self.failure = error.strerror or str(error)
+            self._held = bytearray()
+
+    def _hold(self, entry: Any) -> None:
+        """Keep a line for the next one: what memory is made or gone means nothing by itself."""
+        if self.failure is None:
+            self._held += self._encoder.encode(entry) + b"\n"
 
     def _emit(self, entry: Entry, chooser: RowChooser | None = None) -> None:
         """Write a record, or keep it where its actor captures."""
         graph = self._capturing.get(entry["actor"])
         if graph is None:
+            if self.thread_actor is not None:
+                is_own = entry["actor"] == HOST
+                entry = {**entry, "actor" if is_own else "by": self.thread_actor(is_own)}
             self._write(entry)
             return
         if chooser is not None:
@@ -118,14 +134,20 @@ class Recording:
         graph.memories.update(a[0] for part in ("reads", "writes") for a in entry.get(part, ()))
         graph.written.update(a[0] for a in entry.get("writes", ()))
 
-    def _add_site(self, number: int, stack: Stack) -> None:
-        self._stacks[number] = stack
-        self._write({"site": number, "frames": stack})
+    def notice(self, text: str) -> None:
+        """Say in the report, once, what of the program is not recorded, or otherwise than it is."""
+        if text not in self._notices:
+            self._notices.add(text)
+            self._write({"notice": text})
+
+    def _add_site(self, number: int, stack: Stack, place: Place) -> None:
+        self._stacks[number] = stack, place
+        self._hold({"site": number, "frames": stack})
 
     def name_at(self, site: int) -> str:
         """Return the name that the line of a site assigns to, or ""."""
         if site not in self._site_names:
-            self._site_names[site] = assigned_name(self._stacks[site])
+            self._site_names[site] = assigned_name(*self._stacks[site])
         return self._site_names[site]
 
     # --- actors -----------------------------------------------------------------------------------
@@ -150,6 +172,21 @@ class Recording:
             if is_blocking or key[1] == 0:
                 self._blocking.add(actor)
             return actor
+
+    def host_thread(self, name: str) -> int:
+        """Return a new actor for a thread of the host."""
+        with self.lock:
+            return self._add_actor(object(), f"thread {name}", "host", "", -1)
+
+    def hand_over(self, actor: int) -> int:
+        """Return an event that stands for all that a thread of the host has done."""
+        event = next(self._event_ids)
+        self._write({"type": "record", "actor": actor, "event": event, "is_inherent": True})
+        return event
+
+    def take_over(self, actor: int, event: int) -> None:
+        """Record that a thread of the host comes after an event of another one."""
+        self._write({"type": "sync", "actor": actor, "event": event, "is_inherent": True})
 
     def engine(self, name: str) -> int:
         """Return the actor of what works beside all streams."""
@@ -184,8 +221,14 @@ class Recording:
             self._pooled.add(memory)
         entry = {"type": "alloc", "actor": HOST, "memory": memory, "name": name, "nbytes": nbytes}
         flags = {"is_defined": True, "is_unsafe": False}
-        self._write({**entry, **flags, "text": text, "place": place, "at": at})
+        self._hold({**entry, **flags, "text": text, "place": place, "at": at})
         return memory
+
+    def memory_gone(self, memory: int) -> None:
+        """Say that no later record touches a memory object, if that is so."""
+        graphs = (*self._graphs.values(), *self._capturing.values())
+        if memory not in self._pooled and not any(memory in g.memories for g in graphs):
+            self._hold({"gone": memory})
 
     def memory_died(self, memory: int) -> None:
         """Note that the program has let go of a memory object."""
@@ -205,6 +248,7 @@ class Recording:
         chooser: RowChooser | None = None,
         takes: Sequence[Bytes] = (),
         views: Sequence[Any] = (),
+        is_possible: bool = False,
     ) -> None:
         """Record work of a stream, or of the host.
 
@@ -217,6 +261,7 @@ class Recording:
             chooser: What chooses the rows again for each replay, where a graph captures the work.
             takes: Bytes of freed blocks that may be the same memory as what it touches.
             views: (memory, shape and type, strides, offset) of tensors that are part of theirs.
+            is_possible: Whether it may touch fewer bytes.
         """
         if stream in self._blocking and len(self._blocking) > 1:
             self._follow_legacy_rule(stream)
@@ -236,6 +281,8 @@ class Recording:
             entry["takes"] = sorted({memory for memory, _, _ in takes})
         if views:
             entry["views"] = views
+        if is_possible:
+            entry["is_possible"] = True
         self._emit(entry, chooser)
 
     # --- events and waits -------------------------------------------------------------------------
@@ -376,7 +423,7 @@ def trace_of_journal(journal: bytes) -> bytes:
     Raises:
         UsageError: a line that is not JSON before the last one.
     """
-    name, actors, sites, entries = "program", [], [], []
+    name, actors, sites, notices, entries = "program", [], [], [], []
     decode = msgspec.json.Decoder().decode
     lines = journal.split(b"\n")
     if lines[-1]:
@@ -393,5 +440,7 @@ def trace_of_journal(journal: bytes) -> bytes:
             name = found.get("name", name)
             actors += [found["new_actor"]] if "new_actor" in found else []
             sites += [found["frames"]] if "site" in found else []
+            notices += [found["notice"]] if "notice" in found else []
     header = {"format": FORMAT, "name": name, "actors": actors, "events": "latest", "sites": sites}
+    header |= {"notices": notices} if notices else {}
     return b"\n".join([msgspec.json.encode(header), *entries, b""])

@@ -27,6 +27,7 @@ _ORDERS: Final = {
     "WAW": ("write after write", "the second write", "the first write"),
 }
 
+POSSIBLE: Final = "possible: all bytes of a kernel's tensors count, and it may touch only some"
 _KINDS: Final = {Sync: "wait of the host", Record: "event recorded", Wait: "wait"}
 
 
@@ -73,6 +74,7 @@ class RaceFinding(msgspec.Struct, frozen=True):
         mend: The smallest change that mends it.
         sides: The earlier and the later access.
         times: How often the same two calls race.
+        is_possible: Whether a side is a kernel that may touch only a part of what it is given.
     """
 
     kind: str
@@ -82,12 +84,14 @@ class RaceFinding(msgspec.Struct, frozen=True):
     mend: str
     sides: tuple[Side, ...] = ()
     times: int = 1
+    is_possible: bool = False
 
     def to_text(self, number: int, least: str = "") -> str:
         """Return the finding for people; words before a count say that there may be more."""
         lines = [f"{number} {self.kind}: {self.what}"]
         lines += [f"  {self.tensor}"] if self.tensor else []
         lines += [f"  {line}" for side in self.sides for line in side.to_lines()]
+        lines += [f"  {POSSIBLE}"] if self.is_possible else []
         lines += [f"  mend: {self.mend}"] if self.mend else []
         lines += [f"  the same two calls race {least}{self.times} times"] if self.times > 1 else []
         return "\n".join(fill(line, WIDTH, subsequent_indent="      ") for line in lines)
@@ -122,6 +126,7 @@ class RaceReport(msgspec.Struct, frozen=True):
         advice: What is not wrong and not needed, where that was requested.
         failure: How a program that failed has ended, e.g. ``exit code 1``.
         is_cut_off: Whether the search stopped at ``MAX_RACES`` racing pairs; there may be more.
+        notices: What of the program is not recorded, or otherwise than it is.
     """
 
     name: str
@@ -131,6 +136,7 @@ class RaceReport(msgspec.Struct, frozen=True):
     advice: tuple[Advice, ...] = ()
     failure: str = ""
     is_cut_off: bool = False
+    notices: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -163,6 +169,7 @@ class RaceReport(msgspec.Struct, frozen=True):
         for advice in self.advice:
             cost = f", {seconds_text(advice.seconds)}" if advice.seconds is not None else ""
             parts.append(f"advice: {advice.what}; {advice.times} times{cost}")
+        parts += [f"note: {notice}" for notice in self.notices]
         return "\n".join(parts) + "\n"
 
 
@@ -191,7 +198,7 @@ def check_program(
     if len(notes.records) != len(trace.entries):
         raise UsageError("the trace is one object", where=file, hint="write it as FILE.jsonl")
     report = check_trace(trace)
-    words = _Words(trace, notes)
+    words = Words(trace, notes)
     merged: dict[object, RaceFinding] = {}
     for finding in report.findings:
         found = words.finding(finding)
@@ -207,10 +214,11 @@ def check_program(
         tuple(words.advice()) if advice and report.is_clean else (),
         failure,
         sum(finding.kind == "race" for finding in report.findings) >= MAX_RACES,
+        notes.notices,
     )
 
 
-class _Words:
+class Words:
     """Says in terms of the program what a finding is about."""
 
     def __init__(self, trace: Trace, notes: Notes) -> None:
@@ -237,6 +245,7 @@ class _Words:
             self._tensor(finding.arena),
             self._mend(first, second, part, is_taken),
             (first, second),
+            is_possible=any(self._notes.records[s.record].is_possible for s in (first, second)),
         )
 
     def _other(self, finding: Finding) -> RaceFinding:
@@ -278,8 +287,15 @@ class _Words:
     def _mend(self, first: Side, second: Side, part: str, is_taken: bool) -> str:
         """Return the smallest wait that orders two accesses."""
         before = f"before {_place(second)}"
+        if self._is_host(first):
+            by = getattr(self._trace.entries[second.record], "by", -1)
+            other = self._trace.actors[by].name if by >= 0 else second.stream
+            how = "by a queue, a lock or an event of threading, or by join()"
+            return f"hand over from {first.stream} to {other}, {how}, {before}"
+        if first.op.startswith("c10d."):
+            return f"call wait() of what {_place(first)} returns with async_op=True, {before}"
         event = self._event_between(first, second)
-        if second.stream == "host":
+        if self._is_host(second):
             if event:
                 return f"call synchronize() of {event}, {before}"
             after = f"after {_place(first)}"
@@ -293,6 +309,9 @@ class _Words:
             stream = _variable(first)
             return f"{name}.record_stream({stream}) after {_place(first)}; or {mend}"
         return mend
+
+    def _is_host(self, side: Side) -> bool:
+        return self._trace.actors[self._trace.entries[side.record].actor].kind == "host"
 
     def _event_between(self, first: Side, second: Side) -> str:
         """Return the event that is recorded behind the first access anyway, or ""."""

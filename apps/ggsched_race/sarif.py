@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from ggsched import __version__
+from ggsched.sanitize.races import MAX_RACES
 from ggsched_race.call_sites import Frame
 from ggsched_race.report import RaceFinding, RaceReport
 
@@ -24,7 +25,17 @@ def to_sarif(report: RaceReport) -> dict[str, Any]:
     ]
     driver = {"name": "ggsched race", "semanticVersion": __version__, "rules": rules}
     results = [_result(finding, kinds.index(finding.kind)) for finding in report.findings]
-    run = {"tool": {"driver": driver}, "results": results}
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    notices = [*report.notices]
+    if report.is_cut_off:
+        notices.append(f"There may be more: the search stopped at {MAX_RACES} racing pairs.")
+    if report.failure:
+        notices.append(f"The program ended with {report.failure}; later calls are not judged.")
+    warnings = [{"level": "warning", "message": {"text": text}} for text in notices]
+    if warnings:
+        # The run itself has succeeded: it says what it could not look at.
+        told = {"executionSuccessful": True, "toolExecutionNotifications": warnings}
+        run["invocations"] = [told]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 

@@ -16,12 +16,14 @@ from typing import Any, Final
 
 import torch
 from torch.cuda import _gpu_trace
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ggsched_race.blocks import CachingAllocator
 from ggsched_race.ops import tensors_in
 from ggsched_race.patches import Patches
 from ggsched_race.recording import StreamKey
 from ggsched_race.simulated_cuda import SimulatedGraph, SimulatedStream, device_functions
+from ggsched_race.simulated_nccl import SimulatedNccl
 
 _CUDA: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
@@ -37,6 +39,7 @@ _WAITING: Final = frozenset(
 class _Local(threading.local):
     """State of a thread: its stream, and streams of the backward pass that is under way."""
 
+    is_interpreting: bool = False
     stream: SimulatedStream | None = None
     task: int = -1
     backward: list[SimulatedStream]
@@ -48,7 +51,10 @@ class SimulatedCuda:
     Attributes:
         default: The default stream.
         capturing: The graph that is being captured.
+        collectives: What happens around collectives.
     """
+
+    collectives: SimulatedNccl
 
     def __init__(self) -> None:
         self.default = SimulatedStream(stream_ptr=0)
@@ -132,6 +138,20 @@ class SimulatedCuda:
         """Return the key of a stream object."""
         return 0, stream.cuda_stream
 
+    def launch(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what interprets a kernel on the host: with addresses of the host."""
+        self._local.is_interpreting = True
+        try:
+            with _disable_current_modes():
+                return native(*args, **kwargs)
+        finally:
+            self._local.is_interpreting = False
+
+    @property
+    def has_host_addresses(self) -> bool:
+        """Whether the calling thread interprets a kernel."""
+        return self._local.is_interpreting
+
     def wait_for_all(self) -> None:
         """Do nothing: all work is done when it is called."""
 
@@ -199,9 +219,14 @@ class SimulatedCuda:
         pins = not device and (kwargs.get("pin_memory") or is_fetched)
         kwargs = {**kwargs, "device": _HOST} if wanted is not None else kwargs
         kwargs = {**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs
+        is_collective = on_device and func._schema.name.startswith("c10d::")
         if self.capturing is not None:
             self.capturing.before(func, inputs)
+        if is_collective:
+            self.collectives.before()
         result = func(*args, **kwargs)
+        if is_collective:
+            self.collectives.after()
         for tensor in tensors_in(result):
             if tensor.layout == torch.strided and all(tensor is not t for t in inputs):
                 if device:
@@ -252,6 +277,9 @@ def simulated() -> Iterator[SimulatedCuda]:
     with Patches() as patches:
         for owner, name, value in device_functions(cuda):
             patches.set(owner, name, value)
+        cuda.collectives = SimulatedNccl(cuda)
+        for owner, name, value in cuda.collectives.replaced():
+            patches.set(owner, name, value)
         _patch_tensors(patches, cuda)
         _patch_makers(patches, cuda)
         _patch_values(patches, cuda)
@@ -268,7 +296,7 @@ def _patch_tensors(patches: Patches, cuda: SimulatedCuda) -> None:
         return _CUDA if cuda.device_of(self) is not None else _native_device(self)
 
     def data_ptr(self: Any) -> int:
-        if cuda.device_of(self) is None:
+        if cuda.device_of(self) is None or cuda.has_host_addresses:
             return int(native_ptr(self))
         start = cuda.address(self.untyped_storage())
         return start + int(self.storage_offset()) * int(self.element_size())

@@ -3,6 +3,7 @@
 These are fields that readers of plain traces ignore; ``docs/reference/trace-format.md`` lists them.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
         takes: Memories of freed blocks that may be those of the tensors of the record.
         views: Tensors that are a part of their memory.
         is_inherent: Whether a wait is a part of an op, such as ``item()``.
+        is_possible: Whether work may touch only a part of the bytes that it names.
         memory: Of an allocation the memory, and what is known of it.
         text: Shape and type, e.g. ``(8, 4) int64``.
         place: ``cuda``, ``pinned``, ``graph``, or ``shadow``: what other streams have done with a
@@ -40,6 +42,7 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     text: str = ""
     place: str = ""
     is_inherent: bool = False
+    is_possible: bool = False
 
     def part(self, start: int, end: int) -> str:
         """Return bytes of a memory as rows or elements if they are such, e.g. ``table[2:3]``."""
@@ -69,6 +72,7 @@ class _Actor(msgspec.Struct, frozen=True):
 class _Header(msgspec.Struct, frozen=True):
     actors: tuple[_Actor, ...]
     sites: tuple[Stack, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 class Notes(NamedTuple):
@@ -78,11 +82,13 @@ class Notes(NamedTuple):
         stacks: By number.
         records: For each record of the trace, in order.
         memories: Allocations by memory.
+        notices: What of the program is not recorded, or otherwise than it is.
     """
 
     stacks: tuple[Stack, ...]
-    records: list[Note]
+    records: Sequence[Note]
     memories: dict[int, Note]
+    notices: tuple[str, ...] = ()
 
     def stack(self, record: int, captured: bool = False) -> Stack:
         """Return the program's frames at a record, the innermost first."""
@@ -115,4 +121,4 @@ def read_notes(trace: bytes, file: str = "trace") -> Notes:
         where = f"{file}: record {len(records)}"
         raise UsageError("not a trace of 'ggsched race'", where=where, why=str(error)) from error
     memories = {n.memory: n for n in records if n.place}
-    return Notes(head.sites, records, memories)
+    return Notes(head.sites, records, memories, head.notices)

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from ggsched.cli.output_files import check_writable
 from ggsched.errors import BackendUnavailable, RaceFound, UsageError
 from ggsched.files.reading import read_text_argument
 from ggsched.trace.export import write_bytes
@@ -49,7 +50,7 @@ class Watched:
                 thing after the other; "" is the calling thread's stream.
         """
         if self._recorder is not None:
-            self._recorder.declare(label, reads, writes, engine)
+            self._recorder.launched(label, reads, writes, engine=engine)
 
     def engine_done(self, engine: str) -> None:
         """Record that the host has seen an engine end all that it has been given."""
@@ -58,7 +59,9 @@ class Watched:
 
 
 @contextmanager
-def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> Iterator["Recorder"]:
+def recorder_into(
+    out: BinaryIO, name: str, *, rows: bool, simulate: bool, threads: bool
+) -> Iterator["Recorder"]:
     """Record the calling thread, and threads that begin meanwhile, into a journal.
 
     One recording per process is under way at any time: what it replaces is there once.
@@ -66,6 +69,7 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
     Args:
         out: The journal.
         rows: Whether ids are read, so that the rows that they choose are known.
+        threads: Whether threads of the host are actors of their own.
 
     Raises:
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
@@ -86,6 +90,7 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
         if not simulate and not torch.cuda.is_available():
             hint = "--simulate, or simulate=True, needs none"
             raise BackendUnavailable("PyTorch finds no GPU", hint=hint)
+        from ggsched_race.host_threads import HostThreads
         from ggsched_race.pytorch import Recorder
         from ggsched_race.pytorch_hooks import recorded
         from ggsched_race.real_cuda import RealCuda
@@ -93,7 +98,7 @@ def recorder_into(out: BinaryIO, name: str, *, rows: bool, simulate: bool) -> It
 
         recording = Recording(out, name)
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
-        recorder = Recorder(recording, platform, rows)
+        recorder = Recorder(recording, platform, rows, HostThreads(recording) if threads else None)
         stack.enter_context(recorded(recorder))
         yield recorder
 
@@ -104,6 +109,7 @@ def watch(
     *,
     rows: bool = True,
     simulate: bool = False,
+    threads: bool = False,
     advice: bool = False,
     raises: bool = True,
     suppressions: Sequence[str] = (),
@@ -119,6 +125,8 @@ def watch(
         rows: Whether to read ids of indexing, so that accesses to different rows do not race. It
             makes the program wait for the device at each such op.
         simulate: Whether to simulate CUDA on the host, without a GPU.
+        threads: Whether threads of the host are in order only where they hand over to each other by
+            locks, queues, events and the like that are made inside, or by starts and ends.
         advice: Whether to name waits that nobody needs, if nothing races.
         raises: Whether a finding raises, unless an exception comes out anyway.
         suppressions: Patterns of frames, such as ``loader.py:* in prefetch``, of findings to leave
@@ -131,7 +139,8 @@ def watch(
     Raises:
         RaceFound: something is wrong; names the first finding and counts the others.
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
-        UsageError: the program is recorded already, by another block or by ``ggsched race``.
+        UsageError: the program is recorded already, by another block or by ``ggsched race``, or
+            the trace cannot be written, which is known before the block begins.
 
     Examples:
         >>> import ggsched
@@ -143,10 +152,12 @@ def watch(
         >>> watched.report.findings[0].hazard
         'RAW'
     """
+    check_writable(None if trace is None else str(trace), "the trace")
     out = io.BytesIO()
     watched = Watched()
     try:
-        with recorder_into(out, name, rows=rows, simulate=simulate) as watched._recorder:
+        options = {"rows": rows, "simulate": simulate, "threads": threads}
+        with recorder_into(out, name, **options) as watched._recorder:
             yield watched
     finally:
         watched._recorder = None

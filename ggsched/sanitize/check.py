@@ -40,7 +40,6 @@ _STREAM_RULES: Final[tuple[Callable[[EventStream], list[Finding]], ...]] = (
     find_stuck,
     find_dead_memory,
     find_races,
-    find_disorder,
 )
 """Rules about the order of events. They hold for plans and traces alike."""
 
@@ -100,7 +99,7 @@ def check_plan(
     if not findings:  # nothing can be said about a plan that names what is not there
         stream = from_plan(plan, effects, runs)
         findings = outside + find_unfaithful(plan, effects, stream)
-        for rule in _STREAM_RULES if order else ():
+        for rule in (*_STREAM_RULES, find_disorder) if order else ():
             findings += rule(stream)
         findings += find_wrong_content(stream) if order else []
         findings += find_wrong_slots(plan)

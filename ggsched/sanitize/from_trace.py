@@ -4,7 +4,7 @@ What the trace names must exist (see ``references``).
 """
 
 from collections.abc import Sequence
-from typing import Literal, assert_never
+from typing import Literal, assert_never, overload
 
 from ggsched.sanitize.events import (
     UNDEFINED,
@@ -15,6 +15,7 @@ from ggsched.sanitize.events import (
     Event,
     EventStream,
     Found,
+    Held,
     Memory,
     Span,
     Step,
@@ -33,7 +34,7 @@ def from_trace(trace: Trace) -> EventStream:
         size=len(trace.entries),
         actors=[Actor(a.name, a.device, a.kind == "host", a.copy_order) for a in trace.actors],
         memories=memories,
-        events=[_event(i, entry, memories) for i, entry in enumerate(trace.entries)],
+        events=[event_of(i, entry, memories) for i, entry in enumerate(trace.entries)],
         runs=1,
         is_renewable=trace.events == "latest",
         names=TraceNames(trace, memories),
@@ -46,23 +47,27 @@ def _memories(trace: Trace) -> dict[int, Memory]:
     for entry in trace.entries:
         if isinstance(entry, schema.Alloc):
             space = spaces.setdefault(entry.space or f"\0{entry.memory}", len(spaces))
-            memories[entry.memory] = Memory(
-                entry.name,
-                entry.nbytes,
-                space,
-                entry.address,
-                UNKNOWN if entry.is_defined else UNDEFINED,
-                is_shared=entry.space != "",
-            )
+            memories[entry.memory] = memory_of(entry, space)
     return memories
 
 
-def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
+def memory_of(entry: schema.Alloc, space: int) -> Memory:
+    """Return what an allocation makes, in a space."""
+    return Memory(
+        entry.name,
+        entry.nbytes,
+        space,
+        entry.address,
+        UNKNOWN if entry.is_defined else UNDEFINED,
+        is_shared=entry.space != "",
+    )
+
+
+def event_of(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
+    """Return a record as an event."""
     actor = entry.actor
     match entry:
         case schema.Work(by=by, reads=reads, writes=writes):
-            regions = [(memory, start, end - start) for memory, start, end, _ in (*reads, *writes)]
-            contents = [UNKNOWN if not a[3] else Content(a[3]) for a in (*reads, *writes)]
             return Event(
                 i,
                 "work",
@@ -72,7 +77,7 @@ def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
                 is_partial=entry.is_partial,
                 reads=_spans(reads, memories),
                 writes=_spans(writes, memories),
-                steps=(Step(-1, None, regions, "r" * len(reads) + "w" * len(writes), contents),),
+                steps=_OneStep(entry),
             )
         case schema.Record(by=by, event=event):
             return Event(i, "record", actor, by, event=event)
@@ -96,12 +101,40 @@ def _event(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
             assert_never(entry)
 
 
+class _OneStep(Sequence[Step]):
+    """The step of a piece of work, made when it is looked at: a trace has many."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: schema.Work) -> None:
+        self._work = work
+
+    def __len__(self) -> int:
+        return 1
+
+    @overload
+    def __getitem__(self, at: int) -> Step: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Step]: ...
+    def __getitem__(self, at: int | slice) -> Step | Sequence[Step]:
+        reads, writes = self._work.reads, self._work.writes
+        accesses = reads + writes
+        regions = [(memory, start, end - start) for memory, start, end, _ in accesses]
+        contents: list[Held] = [UNKNOWN] * len(accesses)
+        if any(access.tag for access in accesses):
+            contents = [Content(a.tag) if a.tag else UNKNOWN for a in accesses]
+        modes = "r" * len(reads) + "w" * len(writes)
+        return (Step(-1, None, regions, modes, contents),)[at]
+
+
 def _spans(accesses: Sequence[schema.Access], memories: dict[int, Memory]) -> Sequence[Span]:
     spans = []
     for memory, start, end, _ in accesses:
         m = memories[memory]
         if start < end:
-            spans.append((m.space, m.address + start, m.address + end))
+            if m.address:
+                start, end = m.address + start, m.address + end
+            spans.append((m.space, start, end))
     return merge(spans) if len(spans) > 1 else spans
 
 

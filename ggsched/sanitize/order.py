@@ -8,10 +8,10 @@ that the thread which enqueues it knew at that time.
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Final
+from typing import Final, Protocol
 
 from ggsched.ir.intervals import IntervalMap
-from ggsched.sanitize.events import NOBODY, Event, EventStream
+from ggsched.sanitize.events import NOBODY, Actor, Event, EventStream
 
 SHIFT: Final = 4
 MASK: Final = (1 << SHIFT) - 1
@@ -26,6 +26,9 @@ and what is the same object need not be compared. With thousands of lanes most c
 
 Mark = tuple[int, int]
 """A piece of work: its lane and its number there."""
+
+_NOTHING: Final = [0] * (1 << SHIFT)
+"""The chunk of lanes of which no work is known; never changed, as no chunk is."""
 
 _ORDERING: Final = ("record", "wait", "sync", "barrier", "alloc", "capture", "capture_end")
 
@@ -49,12 +52,24 @@ def knows(clock: Clock, lane: int, number: int) -> bool:
     return clock[lane >> SHIFT][lane & MASK] >= number
 
 
+class WorkLog(Protocol):
+    """The pieces of work of a lane, in order."""
+
+    def append(self, work: tuple[int, int], /) -> None:
+        """Add one: (index of the event, run)."""
+
+    def __getitem__(self, number: int, /) -> tuple[int, int]:
+        """Return one."""
+
+
 class HappensBefore:
     """Clocks of all lanes while events are followed, run after run.
 
     Attributes:
         log: For each lane its pieces of work in order, as (index of the event, run).
     """
+
+    log: list[WorkLog]
 
     def __init__(self, stream: EventStream) -> None:
         self._lanes: list[tuple[int, int]] = []
@@ -73,7 +88,21 @@ class HappensBefore:
         self._heard: list[dict[int, int]] = [{} for _ in range(count)]
         self._events: dict[int, Clock] = {}
         self._freed: dict[int, IntervalMap[Clock]] = {}
-        self.log: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        self.log = [[] for _ in range(count)]
+
+    def add_actor(self, actor: Actor) -> None:
+        """Follow one more actor, where the stream began without any."""
+        lane = len(self._clocks)
+        if lane & MASK == 0:
+            for clock in (*self._clocks, *self._events.values()):
+                clock.append(_NOTHING)
+        self._clocks.append([_NOTHING] * ((lane >> SHIFT) + 1))
+        (self._hosts if actor.is_host else self._streams).append(lane)  # one lane for each
+        self._lanes.append((lane, lane))
+        self._has_barrier.append(False)
+        self._news.append(0)
+        self._heard.append({})
+        self.log.append([])
 
     @property
     def is_settled(self) -> bool:

@@ -8,7 +8,7 @@ first is sure to be reported, the others may hide behind it. Freeing memory writ
 forgotten, so whatever uses the same addresses later has to come after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ggsched.ir.intervals import IntervalMap
@@ -144,6 +144,71 @@ class Clash(NamedTuple):
     span: Span
 
 
+class Races:
+    """Races of events that are followed one by one.
+
+    Attributes:
+        clashes: Racing pairs found so far.
+
+    Args:
+        order: The clocks.
+        maps: Last accesses by space; of a space without a map accesses do not count.
+        later: Returns, for an event, the lanes with work behind it, and for each the one thread
+            that enqueues all of that; below zero of several.
+    """
+
+    def __init__(
+        self,
+        order: HappensBefore,
+        maps: Mapping[int, AccessMap],
+        later: Callable[[int], dict[int, int]],
+    ) -> None:
+        self._order, self._maps, self._later = order, maps, later
+        self._found: Clashes = []
+        self.clashes: dict[tuple[int, bool, int], Clash] = {}
+
+    def follow(
+        self, i: int, run: int, event: Event, reads: Sequence[Span], writes: Sequence[Span]
+    ) -> None:
+        """Follow the next event, which touches these bytes."""
+        order, maps, found = self._order, self._maps, self._found
+        if event.kind != "work" and event.kind != "free":
+            order.follow(event)
+            return
+        mark, clock = order.work(event, i, run)
+        for space, start, end in reads:
+            maps[space].read(start, end, mark, clock, found)
+            if found:
+                self._note(i, run, space, False)
+            if maps[space].is_large:
+                self._forget(maps[space], i)
+        for space, start, end in writes:
+            maps[space].write(start, end, mark, clock, found)
+            if found:
+                self._note(i, run, space, True)
+            if maps[space].is_large:
+                self._forget(maps[space], i)
+        if event.kind == "free":
+            order.free(event, clock)
+
+    def _forget(self, map_: AccessMap, i: int) -> None:
+        """Forget in a map what an event and all work behind it come after."""
+        later = self._later(i)
+        if later:
+            map_.forget(self._order.passed(later))
+
+    def _note(self, i: int, run: int, space: int, writes: bool) -> None:
+        for earlier_reads, (lane, number), start, end in self._found:
+            earlier, earlier_run = self._order.log[lane][number - 1]
+            key = (earlier, earlier_reads, i)
+            if key not in self.clashes and len(self.clashes) < MAX_RACES:
+                span = (space, start, end)
+                self.clashes[key] = Clash(
+                    earlier, earlier_run, not earlier_reads, i, run, writes, span
+                )
+        self._found.clear()
+
+
 def find_races(stream: EventStream) -> list[Finding]:
     """Return each racing pair of events once, with the first bytes that show it."""
     walk = _Walk(stream)
@@ -151,7 +216,7 @@ def find_races(stream: EventStream) -> list[Finding]:
         walk.run(run)
         if walk.order.is_settled:  # then nothing of this run meets the next, nor differs there
             break
-    return [_finding(stream, clash) for clash in walk.clashes.values()]
+    return [finding_of(stream, clash) for clash in walk.races.clashes.values()]
 
 
 class _Walk:
@@ -159,14 +224,13 @@ class _Walk:
 
     Attributes:
         order: The clocks.
-        clashes: Racing pairs found so far.
+        races: What is found.
     """
 
     def __init__(self, stream: EventStream) -> None:
         self.order = HappensBefore(stream)
-        self.clashes: dict[tuple[int, bool, int], Clash] = {}
         shared = self._shared(stream)
-        self._maps = {space: AccessMap() for space in shared}
+        self.races = Races(self.order, {space: AccessMap() for space in shared}, self._later)
         self._threads = self._enqueuers(stream)
         self._script: list[tuple[int, Event, Sequence[Span], Sequence[Span]]] = []
         # Of a queue that another thread waits for each command counts: it follows its own thread.
@@ -182,28 +246,9 @@ class _Walk:
 
     def run(self, run: int) -> None:
         """Walk once more over the events."""
-        order, maps = self.order, self._maps
-        order.begin_run()
-        found: Clashes = []
+        self.order.begin_run()
         for i, event, reads, writes in self._script:
-            if event.kind != "work" and event.kind != "free":
-                order.follow(event)
-                continue
-            mark, clock = order.work(event, i, run)
-            for space, start, end in reads:
-                maps[space].read(start, end, mark, clock, found)
-                if found:
-                    self._note(i, run, space, False, found)
-                if maps[space].is_large:
-                    self._forget(maps[space], i)
-            for space, start, end in writes:
-                maps[space].write(start, end, mark, clock, found)
-                if found:
-                    self._note(i, run, space, True, found)
-                if maps[space].is_large:
-                    self._forget(maps[space], i)
-            if event.kind == "free":
-                order.free(event, clock)
+            self.races.follow(i, run, event, reads, writes)
 
     def _shared(self, stream: EventStream) -> set[int]:
         """Return the spaces that are written at all and that more than one lane touches."""
@@ -233,28 +278,14 @@ class _Walk:
                     threads[lane] = i, by if is_one else NOBODY
         return threads
 
-    def _forget(self, map_: AccessMap, i: int) -> None:
-        """Forget in a map what an event and all work behind it come after."""
-        later = {lane: by for lane, (last, by) in self._threads.items() if last >= i}
-        if later:
-            map_.forget(self.order.passed(later))
-
-    def _note(self, i: int, run: int, space: int, writes: bool, found: Clashes) -> None:
-        for earlier_reads, (lane, number), start, end in found:
-            earlier, earlier_run = self.order.log[lane][number - 1]
-            key = (earlier, earlier_reads, i)
-            if key not in self.clashes and len(self.clashes) < MAX_RACES:
-                span = (space, start, end)
-                self.clashes[key] = Clash(
-                    earlier, earlier_run, not earlier_reads, i, run, writes, span
-                )
-        found.clear()
+    def _later(self, i: int) -> dict[int, int]:
+        return {lane: by for lane, (last, by) in self._threads.items() if last >= i}
 
 
 # --- in words -------------------------------------------------------------------------------------
 
 
-def _finding(stream: EventStream, clash: Clash) -> Finding:
+def finding_of(stream: EventStream, clash: Clash) -> Finding:
     """Say who touches what, which order is missing, and the shortest repair."""
     names, events = stream.names, stream.events
     first, second = events[clash.earlier], events[clash.later]

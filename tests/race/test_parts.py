@@ -12,6 +12,7 @@ from ggsched.errors import UsageError
 from ggsched.sanitize import check_trace
 from ggsched.sanitize.races import MAX_RACES
 from ggsched.trace.export import read_trace
+from ggsched_race import call_sites
 from ggsched_race.blocks import Blocks, CachingAllocator
 from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, strided_runs
 from ggsched_race.call_sites import CallSites, Frame, assigned_name
@@ -19,7 +20,8 @@ from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.html_page import to_html
 from ggsched_race.program import _ended_by
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
-from ggsched_race.report import check_program
+from ggsched_race.report import RaceReport, check_program
+from ggsched_race.sarif import to_sarif
 from ggsched_race.trace_notes import Note
 from ggsched_race.watch import RecordedAlready, _under_way, watch
 
@@ -246,7 +248,7 @@ def test_content_of_queued_sources_is_compared_and_writes_that_are_known_are_lef
 
 def test_a_stack_has_one_number_and_a_file_below_the_folder_its_path_from_there():
     added = {}
-    sites = CallSites(added.__setitem__)
+    sites = CallSites(lambda number, stack, place: added.update({number: stack}))
 
     def call():
         return sites.here()
@@ -287,6 +289,32 @@ def test_a_line_names_what_it_makes_if_that_is_one(source, name, tmp_path):
     path = tmp_path / "made.py"
     path.write_text(source + "\n", encoding="utf-8")
     assert assigned_name((Frame(str(path), 1, "<module>"),)) == name
+
+
+def test_a_temporary_within_a_line_has_no_name(tmp_path):
+    """By the place of the call in the line, also where the statement has several lines."""
+    path = tmp_path / "made.py"
+    lines = ["x = inner(3) + 1", "y = outer(inner(4))", "z = outer(", "    inner(5)", ")"]
+    path.write_text("\n".join(["if True:", *(f"    {line}" for line in lines), ""]), "utf-8")
+    named = {}
+
+    def added(number, stack, place):
+        named[number] = assigned_name(stack[:1], place)
+
+    sites = CallSites(added)
+    made = {"inner": [], "outer": []}
+
+    def making(what):
+        def make(value):
+            made[what].append(named[sites.here()])
+            return value
+
+        make.__code__ = make.__code__.replace(co_filename=call_sites._OWN)
+        return make
+
+    scope = {what: making(what) for what in made}
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), scope)
+    assert made == {"inner": ["", "", ""], "outer": ["y", "z"]}
 
 
 class Recorded:
@@ -466,3 +494,26 @@ def test_work_of_the_host_follows_what_it_has_waited_for():
     calls.recording.sync(-1, streams=[calls.default])
     calls.write(HOST)
     assert calls.findings == ()
+
+
+def test_sarif_says_that_there_may_be_more():
+    report = RaceReport(
+        "x", 9, is_cut_off=True, notices=("nothing of y is seen",), failure="exit code 3"
+    )
+    (run,) = to_sarif(report)["runs"]
+    (invocation,) = run["invocations"]
+    texts = [n["message"]["text"] for n in invocation["toolExecutionNotifications"]]
+    assert len(texts) == 3
+    assert "note: nothing of y is seen" in to_html(report)
+    assert f"stopped at {MAX_RACES}" in " ".join(texts)
+    assert "invocations" not in to_sarif(RaceReport("x", 9))["runs"][0]
+
+
+def test_trace_that_cannot_be_written_is_refused_before_the_block(tmp_path):
+    begun = []
+    with (
+        pytest.raises(UsageError, match="cannot write the trace"),
+        watch(simulate=True, trace=tmp_path / "nowhere" / "x.jsonl"),
+    ):
+        begun.append(None)
+    assert begun == []

@@ -1,0 +1,171 @@
+"""Check a program while it runs, and stop at the first finding.
+
+The journal is read as it grows. Records stay in the file, and are looked up there for the words of
+a finding; what is kept in memory is ``ggsched.sanitize.live``, stacks and notes on memory in use.
+"""
+
+import os
+import signal
+import subprocess
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Generic, TypeVar, overload
+
+import msgspec
+
+from ggsched.files.reading import open_regular, read_some
+from ggsched.sanitize.live import LiveRaces
+from ggsched.trace.schema import Actor, Entry, Trace
+from ggsched_race.call_sites import Stack
+from ggsched_race.report import RaceFinding, RaceReport, Words
+from ggsched_race.trace_notes import Note, Notes
+
+_POLL_S: Final = 0.05
+_END_S: Final = 10.0
+"""How long a program that is stopped may take to end."""
+_BLOCK: Final = 1 << 20
+
+T = TypeVar("T")
+
+
+class _Lines(Sequence[T], Generic[T]):
+    """Records of a journal by number, read and decoded when they are looked at."""
+
+    def __init__(self, fd: int, ends: "array[int]", decode: Callable[[bytes], T]) -> None:
+        self._fd, self._places, self._decode = fd, ends, decode
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        start, line = self._places[at], b""
+        while b"\n" not in line:
+            line += os.pread(self._fd, 1 << 12, start + len(line))
+        return self._decode(line.partition(b"\n")[0])
+
+
+class LiveCheck:
+    """Checks a journal that is being written.
+
+    Args:
+        journal: Descriptor of the file, at its beginning.
+        suppressions: Patterns of frames of findings to leave out.
+
+    Attributes:
+        finding: The first finding.
+    """
+
+    def __init__(self, journal: int, suppressions: Sequence[str] = ()) -> None:
+        self._file, self._patterns = journal, suppressions
+        self._rest, self._at = b"", 0
+        self._places = array("q")
+        self.races = LiveRaces()
+        self._entry = msgspec.json.Decoder(Entry)
+        self._note = msgspec.json.Decoder(Note)
+        self._stacks: list[Stack] = []
+        self._notices: list[str] = []
+        self._memories: dict[int, Note] = {}
+        self._name, self._suppressed = "program", 0
+        self.finding: RaceFinding | None = None
+
+    def read(self) -> None:
+        """Check what has been written since the last time, up to the first finding."""
+        while self.finding is None and (block := read_some(self._file, _BLOCK)):
+            *lines, self._rest = (self._rest + block).split(b"\n")
+            for line in lines:
+                if self.finding is None:
+                    self._line(line)
+                self._at += len(line) + 1
+
+    def _line(self, line: bytes) -> None:
+        if line.startswith(b'{"type"'):
+            self._places.append(self._at)
+            if line.startswith(b'{"type":"alloc"'):
+                note = self._note.decode(line)
+                self._memories[note.memory] = note
+            for clash in self.races.add(self._entry.decode(line)):
+                self._found(self._words().finding(self.races.finding(clash, self._trace())))
+            return
+        found = msgspec.json.decode(line) if line else {}
+        if "new_actor" in found:
+            self.races.add_actor(msgspec.convert(found["new_actor"], Actor))
+        if "site" in found:
+            self._stacks.append(msgspec.convert(found["frames"], Stack))
+        if "gone" in found:
+            self.races.forget(found["gone"])
+            self._memories.pop(found["gone"], None)
+        if "notice" in found:
+            self._notices.append(found["notice"])
+        self._name = found.get("name", self._name)
+
+    def _found(self, finding: RaceFinding) -> None:
+        if finding.is_suppressed(self._patterns):
+            self._suppressed += 1
+        elif self.finding is None:
+            self.finding = finding
+
+    def _trace(self) -> Trace:
+        entries = _Lines(self._file, self._places, self._entry.decode)
+        return Trace(self._name, tuple(self.races.actors), entries)  # type: ignore[arg-type]
+
+    def _words(self) -> Words:
+        records = _Lines(self._file, self._places, self._note.decode)
+        notes = Notes(tuple(self._stacks), records, self._memories, tuple(self._notices))
+        return Words(self._trace(), notes)
+
+    def report(self, failure: str = "") -> RaceReport:
+        """Return the first finding, if there is one, or that races were not found."""
+        findings = () if self.finding is None else (self.finding,)
+        notices = (*self._notices, "--live stops at the first race, and looks for races only")
+        return RaceReport(
+            self._name,
+            self.races.records,
+            findings,
+            self._suppressed,
+            failure=failure,
+            notices=notices,
+        )
+
+
+def follow(
+    program: "subprocess.Popen[bytes]", journal: Path, suppressions: Sequence[str]
+) -> LiveCheck | None:
+    """Check a program until it ends, and end it at the first finding.
+
+    Returns:
+        The check; None of a program that has ended before it was recorded.
+    """
+    while not journal.exists():
+        if _has_ended(program):
+            break
+    if not journal.exists():
+        return None
+    with open_regular(journal) as file:
+        check = LiveCheck(file, suppressions)
+        is_last = False
+        while check.finding is None and not is_last:
+            is_last = _has_ended(program)
+            check.read()
+        if not is_last:
+            program.send_signal(signal.SIGINT)
+            try:
+                program.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
+    return check
+
+
+def _has_ended(program: "subprocess.Popen[bytes]") -> bool:
+    try:
+        program.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,243 @@
+"""Threads of the host as actors: what hands over, what does not, and what stays clean."""
+
+import io
+import os
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
+
+from ggsched_race.watch import watch  # noqa: E402
+from tests.race import programs, test_ordinary_programs  # noqa: E402
+
+native = threading.Lock
+
+
+def pinned(nbytes=64):
+    """Return pinned memory that a device has used, as an array of numpy."""
+    host = torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
+    host.to("cuda", non_blocking=True)
+    torch.cuda.synchronize()
+    return host.numpy()
+
+
+def rewritten_behind_a_wait(hand_over):
+    """A thread waits for an upload; another one rewrites its source, told of it or by luck."""
+    host, upload = torch.zeros(64).pin_memory(), torch.cuda.Stream()
+    with torch.cuda.stream(upload):
+        torch.zeros(64, device="cuda").copy_(host, non_blocking=True)
+    hand_over(upload.synchronize)
+    host.add_(1)
+
+
+def by_queue(work):
+    done = queue.Queue()
+    thread = threading.Thread(target=lambda: (work(), done.put(None)))
+    thread.start()
+    done.get()
+
+
+def by_simple_queue(work):
+    done = queue.SimpleQueue()
+    threading.Thread(target=lambda: (work(), done.put(None))).start()
+    done.get()
+
+
+def by_event(work):
+    done = threading.Event()
+    threading.Thread(target=lambda: (work(), done.set())).start()
+    done.wait()
+
+
+def by_barrier(work):
+    done = threading.Barrier(2)
+    threading.Thread(target=lambda: (work(), done.wait())).start()
+    done.wait()
+
+
+def by_join(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def by_future(work):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def by_lock_of_both(work):
+    """The lock of a condition that its holder may acquire again."""
+    condition, done = threading.Condition(), []
+
+    def wait_and_tell():
+        work()
+        with condition:
+            done.append(None)
+            condition.notify()
+
+    threading.Thread(target=wait_and_tell).start()
+    with condition:
+        condition.wait_for(lambda: done)
+
+
+def by_luck(work):
+    """Through a lock that the recorder does not know, as code in C would."""
+    done = native()
+    done.acquire()
+    threading.Thread(target=lambda: (work(), done.release())).start()
+    done.acquire()
+
+
+WAYS = [
+    by_queue, by_simple_queue, by_event, by_barrier, by_join, by_future, by_lock_of_both, by_luck,
+]  # fmt: skip
+
+
+def report_of(program, *args, **options):
+    with watch("threads", simulate=True, raises=False, **options) as watched:
+        program(*args)
+    return watched.report
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+def test_thread_comes_after_what_was_handed_over(way):
+    report = report_of(rewritten_behind_a_wait, way, threads=True)
+    assert report.is_clean == (way is not by_luck), report.to_text()
+    assert report_of(rewritten_behind_a_wait, way).is_clean
+
+
+def test_writes_of_two_threads_that_nothing_orders_name_both():
+    def program():
+        array = pinned()
+        first = threading.Thread(target=lambda: array.fill(1), name="first")
+        first.start()
+        array.fill(2)
+        first.join()
+
+    (finding,) = report_of(program, threads=True).findings
+    assert {side.stream for side in finding.sides} == {"thread first", "host"}
+    assert "hand over from" in finding.mend
+
+
+def test_threads_are_as_before_after_a_recording():
+    before = vars(threading).copy(), vars(threading.Thread).copy(), queue.SimpleQueue
+    assert report_of(rewritten_behind_a_wait, by_queue, threads=True).is_clean
+    assert (vars(threading), vars(threading.Thread), queue.SimpleQueue) == before
+
+
+def test_locks_in_a_forked_process_are_not_recorded(monkeypatch):
+    from ggsched_race.host_threads import HostThreads
+    from ggsched_race.recording import Recording
+
+    out = io.BytesIO()
+    threads = HostThreads(Recording(out, "forked"))
+    assert threads.release() >= 0
+    before = out.getvalue()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert threads.release() == -1
+    threads.acquire(7)
+    assert out.getvalue() == before
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        test_ordinary_programs.loader_with_prefetch, test_ordinary_programs.several_threads,
+        test_ordinary_programs.backward_of_several_streams, test_ordinary_programs.sgd,
+        test_ordinary_programs.inference_with_overlap,
+    ],
+    ids=lambda p: p.__name__,
+)  # fmt: skip
+def test_ordinary_program_is_clean_with_threads_apart(program):
+    report = report_of(program, threads=True)
+    assert report.is_clean, report.to_text()
+
+
+@pytest.mark.parametrize("program", programs.RACING[::4], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+def test_verdict_on_published_race_is_the_same(program, mended):
+    assert report_of(program, mended, threads=True).is_clean == mended
+
+
+# --- random threads -------------------------------------------------------------------------------
+
+THREADS, REGIONS, QUEUES = 3, 2, 2
+
+
+def drawn(seed):
+    """Return steps: (thread, "write", region), (thread, "put", queue), (thread, "get", queue)."""
+    random, waiting, steps = Random(seed), [0] * QUEUES, []
+    for _ in range(random.randint(2, 9)):
+        thread, which = random.randrange(THREADS), random.randrange(2)
+        what = random.choice(("write", "put", "get") if waiting[which] else ("write", "put"))
+        waiting[which] += {"write": 0, "put": 1, "get": -1}[what]
+        steps.append((thread, what, which))
+    return steps
+
+
+def races(steps):
+    """Whether two writes to a region are in no order of threads and items of queues."""
+    before = [set() for _ in range(THREADS)]  # steps that a thread comes after
+    items, writes, racing = [[] for _ in range(QUEUES)], [[] for _ in range(REGIONS)], False
+    for number, (thread, what, which) in enumerate(steps):
+        known = before[thread]
+        if what == "get":
+            known |= items[which].pop(0)
+        if what == "put":
+            items[which].append(set(known))
+        if what == "write":
+            racing |= any(other not in known for other in writes[which])
+            writes[which].append(number)
+            known.add(number)
+    return racing
+
+
+def performed(steps):
+    """Let threads take the steps in turn; what keeps their turns is unknown to the recorder."""
+    array, queues = pinned(REGIONS * 8), [queue.SimpleQueue() for _ in range(QUEUES)]
+    turns, ended = [native() for _ in range(THREADS)], native()
+    for lock in (*turns, ended):
+        lock.acquire()
+    step = []
+
+    def work(mine):
+        while True:
+            turns[mine].acquire()
+            if not step:
+                return
+            _, what, which = step[0]
+            if what == "write":
+                array[which * 8 : which * 8 + 8] = 1
+            elif what == "put":
+                queues[which].put(None)
+            else:
+                queues[which].get()
+            ended.release()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for taken in steps:
+        step[:] = [taken]
+        turns[taken[0]].release()
+        ended.acquire()
+    step.clear()
+    for turn, thread in zip(turns, threads, strict=True):
+        turn.release()
+        thread.join()
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_verdict_on_random_threads_is_that_of_their_hand_overs(block):
+    verdicts = []
+    for seed in range(block * 15, block * 15 + 15):
+        steps = drawn(seed)
+        report = report_of(performed, steps, threads=True)
+        assert report.is_clean != races(steps), (steps, report.to_text())
+        verdicts.append(report.is_clean)
+    assert {True, False} == set(verdicts)
