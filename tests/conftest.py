@@ -41,7 +41,7 @@ COLLECTIONS = pytest.StashKey[int]()
 """How many full garbage collections there were when live objects were last excluded."""
 
 # A deadline would measure the machine's load; the timeout of pytest-timeout catches a hang.
-EXAMPLES = 25
+EXAMPLES = 15
 """Of each property, where its test asks for no other number; `make test-long` tries 2,000."""
 settings.register_profile("dev", max_examples=EXAMPLES, deadline=None)
 settings.register_profile(
