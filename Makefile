@@ -71,7 +71,7 @@ fuzz: $(READY)-dev ## feed damaged files to every reader; ARGS="--seconds 600 gg
 lint: $(READY)-dev ## ruff, format, mypy --strict and the import contracts
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check --quiet . || { echo "ggsched: make format puts this right" >&2; exit 1; }
-	$(PY) -m mypy
+	$(PY) -m mypy --num-workers auto
 	$(PY) -c "from importlinter.cli import lint_imports_command as lint; lint()" --no-logo
 
 format: $(READY)-dev ## let ruff format and sort imports

@@ -41,7 +41,7 @@ COLLECTIONS = pytest.StashKey[int]()
 """How many full garbage collections there were when live objects were last excluded."""
 
 # A deadline would measure the machine's load; the timeout of pytest-timeout catches a hang.
-EXAMPLES = 25
+EXAMPLES = 15
 """Of each property, where its test asks for no other number; `make test-long` tries 2,000."""
 settings.register_profile("dev", max_examples=EXAMPLES, deadline=None)
 settings.register_profile(
@@ -107,6 +107,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if asking and (why := _opencl_is_missing()):
         for item in asking:
             item.add_marker(pytest.mark.skip(reason=why))
+    # Each process that opens OpenCL reads all programs that PoCL has kept, thousands of this one's
+    # tests among them: a second. Child processes need few, and keep them in a folder of their own.
+    if cache := getattr(config, "cache", None):
+        os.environ["POCL_CACHE_DIR"] = str(cache.mkdir("pocl"))
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -73,6 +73,27 @@ def _moves(
     return moves
 
 
+def far_off(
+    seen: Mapping[int, Array],
+    graph: Graph,
+    values: Mapping[str, Array],
+    expected: Mapping[int, Array],
+    states: Mapping[str, Array] | None = None,
+    *,
+    to_8_bits: bool = False,
+) -> list[int]:
+    """Return the outputs that differ from the oracle by more than tolerance and rounding explain.
+
+    Allowances take several runs of the oracle, and are computed only for results outside the
+    tolerance; the arguments beside ``seen`` are those of ``rounding_allowances``.
+    """
+    off = [tid for tid, wanted in expected.items() if not is_within(seen[tid], wanted)]
+    if not off:
+        return off
+    allowed = rounding_allowances(graph, values, expected, states, to_8_bits=to_8_bits)
+    return [tid for tid in off if not is_within(seen[tid], expected[tid], allowed[tid])]
+
+
 def is_within(seen: Array, wanted: Array, allowance: Array | float = 0.0) -> bool:
     """Whether results agree within ``ATOL``, ``RTOL`` of the value, and an allowance."""
     seen, wanted = seen.astype(np.float64), wanted.astype(np.float64)

@@ -289,6 +289,7 @@ def group_order(plan: Plan) -> Iterator[Mismatch]:
     if not plan.fusions:
         return
     split_of = {n: s.id for s in plan.splits.splits for n in range(s.first, s.end)}
+    stream_of = dict(enumerate(plan.streams.of_node))
     previous = -1
     for fusion in plan.fusions:
         last = fusion.nodes[-1]
@@ -296,7 +297,7 @@ def group_order(plan: Plan) -> Iterator[Mismatch]:
             due = show("node", max(*fusion.nodes, previous))
             yield Mismatch(f"the last node of {_group(fusion)}", show("node", last), due)
         previous = max(last, previous)
-        for subject, of in (("split", split_of), ("stream", dict(enumerate(plan.streams.of_node)))):
+        for subject, of in (("split", split_of), ("stream", stream_of)):
             places = {of.get(n, -1) for n in fusion.nodes}
             if len(places) > 1:
                 yield Mismatch(f"the {subject} of {_group(fusion)}", sorted(places), "one")

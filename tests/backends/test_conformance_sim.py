@@ -71,7 +71,7 @@ LONG = (
     "lch4_same_bytes",
     "lch5_*",
     "str2_many_commands",
-    "str3_long_launch",
+    "*_long_launch",
     "buf1_many_buffers",
 )
 """Cases that take a tenth of a second or more: each is run in some of the combinations."""

@@ -60,18 +60,14 @@ def archs_of(program):
     ids=lambda v: label(v) if isinstance(v, tuple) else str(v),
 )
 def test_compiles(program, arch):
-    """For the architecture of which the PTX is read below it is optimised anyway.
-
-    For the oldest architecture the oldest NVRTC compiles, where it is there.
-    """
+    """For the oldest architecture the oldest NVRTC compiles, where it is there."""
     from ggsched_cuda_kernels.sources import options_for, text_of
 
     name, defines = program
     mode = "on" if arch >= FIRST_ARCH else "off"
     text = text_of(name, mode, launch_of(name))
     made = compiler("oldest" if arch == ARCHS[0] and has_oldest() else "installed")
-    compiled = made.machine_code if arch == FIRST_ARCH else made.compiles
-    assert compiled(text, options_for(arch, defines))
+    assert made.compiles(text, options_for(arch, defines))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ SAME = {
 }
 """Words that say what a name says."""
 SECTION = re.compile(r"\n\n? *(?:Args|Attributes):\n((?: {4,}\S.*\n?)+)")
+HEADING = re.compile(r"^ *(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ *(\*{0,2}\w+)(?: \([^)]*\))?: ([A-Za-z' ]+)\.$")
 
 
@@ -41,7 +42,7 @@ def is_repetition(name: str, text: str, annotation: str) -> bool:
 
 def repetitions(source: str) -> Iterator[tuple[str, str]]:
     """Yield names and texts of entries that repeat names."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if HEADING.search(source) else ():
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         for section in SECTION.findall((ast.get_docstring(node) or "") + "\n"):

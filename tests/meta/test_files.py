@@ -1,6 +1,7 @@
 """Only ``ggsched.files`` reads files: it refuses what hangs, and watches what it maps."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.meta.repository import CODE, name_of, python_files
@@ -13,11 +14,13 @@ READERS = {
     "codecs": {"open"},
 }
 METHODS = {"read_text", "read_bytes"}
+NAMES = re.compile(rf"\b(?:{'|'.join({'open', 'mmap'}.union(METHODS, *READERS.values()))})\b")
+"""Modules without any of these are not parsed."""
 
 
 def readers(name: str, text: str) -> Iterator[str]:
     """Yield the calls of a module that read or map a file."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text)) if NAMES.search(text) else ():
         if isinstance(node, ast.Call) and _reads(node):
             yield f"{name}:{node.lineno}: {ast.unparse(node)[:60]}"
 

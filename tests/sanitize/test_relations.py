@@ -113,6 +113,21 @@ def test_every_relation_is_broken_and_found(name):
     assert found
 
 
+def test_streams_are_gone_through_once_however_many_groups_there_are():
+    class Counted(tuple):
+        looks = 0
+
+        def __iter__(self):
+            self.looks += 1
+            return super().__iter__()
+
+    _, plan = fixed()[0]
+    streams = msgspec.structs.replace(plan.streams, of_node=Counted(plan.streams.of_node))
+    many = msgspec.structs.replace(plan, streams=streams, fusions=plan.fusions * 9)
+    assert list(RELATIONS["group_order"](many))
+    assert streams.of_node.looks == 1
+
+
 def test_the_page_lists_every_relation():
     page = (Path(__file__).parents[2] / "docs/reference/plan-format.md").read_text(encoding="utf-8")
     section = page.partition("\n## What must agree\n")[2]

@@ -6,7 +6,7 @@ import pytest
 from ggsched.backend.precision import ROUNDING
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32
-from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.allowance import far_off, is_within, rounding_allowances
 from ggsched_testing.oracle.interpreter import run_oracle
 
 
@@ -62,4 +62,15 @@ def test_a_gate_of_two_products(dtype):
         ((tid, wanted),) = run_oracle(graph, values).items()
         allowed = rounding_allowances(graph, values, {tid: wanted})[tid]
         assert is_within(run_oracle(graph, rounded)[tid], wanted, allowed)
-        assert not is_within(wanted + 8 * allowed.max(), wanted, allowed)
+        far = wanted + 8 * allowed.max()
+        assert not is_within(far, wanted, allowed)
+        for seen, off in ((run_oracle(graph, rounded)[tid], []), (far, [tid])):
+            assert far_off({tid: seen}, graph, values, {tid: wanted}) == off
+
+
+def test_results_within_the_tolerance_cost_no_runs_of_the_oracle(monkeypatch):
+    graph, values = product_plus(lambda g: g.input("y", (5, 3)))
+    values["y"] = np.zeros((5, 3), np.float32)
+    expected = run_oracle(graph, values)
+    monkeypatch.setattr("ggsched_testing.allowance.run_oracle", None)
+    assert far_off(expected, graph, values, expected) == []
