@@ -130,9 +130,9 @@ class Scheduler:
                 graphs without pins and homes on several devices, with the rates that ``ggsched
                 calibrate`` measured if there are any; and ggml's rules for others. ``"autotune"``
                 also measures each device alone on the inputs of the first run, with weights and
-                states of its own, and keeps what is faster. Graphs that
-                share a weight or a state need one home for it: the default keeps the first, other
-                policies need it in the constraints.
+                states of its own, and keeps what is faster; not on devices of other machines,
+                nor with a memory budget. Graphs that share a weight or a state need one home for
+                it: the default keeps the first, other policies need it in the constraints.
             plan_limit: Number of plans whose memory is kept.
             progress: Called with name and bytes of each weight that has become resident. If it
                 has a method ``stage``, that is called with a description of the current step.
@@ -164,6 +164,7 @@ class Scheduler:
         self._clock = clock
         self._has_room = True
         self._setup_s = 0.0
+        self._is_measuring = False
         self._is_closed = False
 
     @property
@@ -206,7 +207,8 @@ class Scheduler:
             ['cpu:0']
         """
         planned = self.planned(graph, constraints)
-        return self._planner.plan(planned.graph, planned.constraints)
+        plans = self._planner.draft if self._is_measuring else self._planner.plan
+        return plans(planned.graph, planned.constraints)
 
     def planned_graph(self, graph: Graph, constraints: Constraints | None = None) -> Graph:
         """Return the graph that is planned in place of this one; node ids of plans refer to it.
@@ -226,6 +228,7 @@ class Scheduler:
         """
         return self.planned(graph, constraints).graph
 
+    @guarded(may_nest=True)
     def planned(
         self,
         graph: Graph,
@@ -244,6 +247,8 @@ class Scheduler:
             True
         """
         wanted = self._wanted(constraints)
+        if self._is_measuring:  # a source of weights asks, before anything is decided
+            return self._make_planned(graph, wanted)
         return self._planned.get(
             (graph.digest, wanted.digest),
             lambda: self._measured(self._make_planned(graph, wanted), wanted, inputs),
@@ -277,8 +282,8 @@ class Scheduler:
     ) -> Planned:
         """Return what is fastest by measurement, where the policy of placement asks for it."""
         before = planned.before
-        is_local = self._runtime.tensors is not None
-        if not is_local or not self._planner.is_measured(before, wanted):
+        is_possible = self._runtime.tensors is not None and not self.settings.memory_budget
+        if not is_possible or not self._planner.is_measured(before, wanted):
             return planned
         self._order.settle()
         choices = {"predicted": planned}
@@ -299,9 +304,15 @@ class Scheduler:
                 seconds = predict_step(choice.graph, plan, rates).seconds
                 ways.append(TriedPlacement(name, choice.graph, plan, seconds))
                 kept.append(choice)
+        if len(ways) < 2:
+            return planned
         given = _zeros(before) if inputs is None else host_arrays(inputs)
         place = partial(open_runtime, self._bare, self._weights, self.settings, None, None)
-        times = measure_placements(ways, place, given, self._clock)
+        self._is_measuring = True
+        try:
+            times = measure_placements(ways, place, given, self._clock)
+        finally:
+            self._is_measuring = False
         best = kept_placement(times)
         compared = tuple(
             PlacementCandidate(
@@ -312,10 +323,11 @@ class Scheduler:
         choice, placement = kept[best], ways[best].plan.placement
         placement = structs.replace(placement, candidates=compared)
         constraints = replace(choice.constraints, pins={}, placed=placement)
+        self._planner.plan(choice.graph, constraints)  # its weights and states have homes from here
         return replace(choice, constraints=constraints)
 
     def draft(self, graph: Graph, constraints: Constraints | None = None) -> Plan:
-        """Return the plan that ``plan`` would, neither checked nor kept.
+        """Return the plan that ``plan`` would, neither checked nor kept, and without measurements.
 
         Args:
             constraints: Homes of weights and states, pins of nodes, rates; none by default.

@@ -6,19 +6,18 @@ up and does not count.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Final
 
 import numpy as np
 
-from ggsched.errors import GgschedError
+from ggsched.errors import GgschedError, UsageError
 from ggsched.ir.graph import Graph
 from ggsched.plan.bundle import Plan
 from ggsched.run.autotune import ROUNDS
 from ggsched.run.protocols import Runtime
-from ggsched.run.release import close_all
 
 WRONG: Final = 1.5
 """How far a prediction may be from what is measured; it is believed as far as that."""
@@ -69,6 +68,9 @@ def measure_placements(
         open_runtime: Returns a place to run plans in, with nothing on it.
         inputs: Of the graphs.
         clock: Seconds.
+
+    Raises:
+        UsageError: the inputs do not fit the graphs.
     """
     found = [inf for _ in ways]
     with ExitStack() as stack:
@@ -77,12 +79,17 @@ def measure_placements(
         def enter(number: int) -> None:
             try:
                 turn = stack.enter_context(_bound(ways[number], open_runtime, inputs, clock))
+            except GgschedError:
+                return  # no memory for it
+            try:
                 turn()
                 found[number] = turn()
                 for _ in range(_BURST - 1 if found[number] < _SHORT_S else 0):
                     found[number] = min(turn(), found[number])
+            except UsageError:
+                raise  # inputs that do not fit: nothing is known of those that do
             except GgschedError:
-                return  # no memory for it, or it fails: the run itself says so
+                return  # it fails: the run itself says so
             turns[number] = turn
 
         enter(0)
@@ -117,9 +124,10 @@ def _bound(
 ) -> Iterator[Callable[[], float]]:
     """Give a function that runs a placement and returns how long that took."""
     runtime = open_runtime()
-    run = None
-    try:
-        run = runtime.bind(way.graph, way.plan)
+    with ExitStack() as stack:
+        stack.callback(runtime.store.close)
+        run = stack.enter_context(closing(runtime.bind(way.graph, way.plan)))
+        stack.callback(runtime.store.drain)
 
         def turn() -> float:
             began = clock()
@@ -128,6 +136,3 @@ def _bound(
             return clock() - began
 
         yield turn
-    finally:
-        runtime.store.drain()
-        close_all([*([run] if run is not None else ()), runtime.store])

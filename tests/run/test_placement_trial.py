@@ -2,19 +2,22 @@
 
 from dataclasses import replace
 from math import inf
+from threading import Thread
 
 import numpy as np
 import pytest
 
+from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.config import Settings
-from ggsched.errors import OutOfDeviceMemory
+from ggsched.errors import OutOfDeviceMemory, PlanError, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes.place import Constraints
 from ggsched.plan.text import plan_text
 from ggsched.run.placement_trial import kept_placement
+from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import KernelRate, guessed_rates
-from tests.run.devices import TestDevice, assert_released
+from tests.run.devices import TestDevice, assert_released, raising
 from tests.run.graphs import X, counter
 
 
@@ -23,6 +26,7 @@ class Timed:
 
     def __init__(self, *seconds):
         self.now = 0.0
+        self.on_run = lambda: None
         self.ran = [0 for _ in seconds]
         self.devices = [
             TestDevice(f"test:{i}", gelu=self.kernel(i, s)) for i, s in enumerate(seconds)
@@ -30,6 +34,7 @@ class Timed:
 
     def kernel(self, number, seconds):
         def gelu(out, inputs, params):
+            self.on_run()
             self.now += seconds
             self.ran[number] += 1
             np.copyto(out, inputs[0])
@@ -160,6 +165,137 @@ def test_other_policies_measure_nothing(placement):
         graph, wanted = one_node(), made.rates(scheduler, 1.0, 3.0)
         scheduler.run(graph, {"x": X}, wanted)
     assert made.ran == [1, 0]
+
+
+def test_inputs_that_do_not_fit_decide_nothing():
+    made = Timed(2.0, 1.0)
+    with made.scheduler() as scheduler:
+        graph, wanted = one_node(), made.rates(scheduler, 1.0, 3.0)
+        with pytest.raises(UsageError, match="no value for input 'x'"):
+            scheduler.run(graph, {}, wanted)
+        assert made.ran == [0, 0]
+        scheduler.run(graph, {"x": X}, wanted)
+        assert place_of(scheduler, graph, wanted) == ["test:1"]
+
+
+def test_a_graph_that_no_device_can_run_is_an_error_of_its_plan():
+    devices = [TestDevice(f"test:{i}") for i in range(2)]
+    g = GraphBuilder("products")
+    graph = g.build(g.mul_mat(g.weight("w", (2, 2)), g.input("x", (1, 2))))
+    with (
+        Scheduler(devices, placement="autotune") as scheduler,
+        pytest.raises(PlanError, match="mul_mat"),
+    ):
+        scheduler.prepare(graph)
+
+
+def test_one_placement_is_not_measured():
+    made = Timed(2.0, 1.0)
+    made.devices[0] = BaseDevice(host_facts("test", ["add:f32"]), {"add": np.add})
+    with made.scheduler() as scheduler:
+        graph = one_node()
+        scheduler.run(graph, {"x": X})
+        assert place_of(scheduler, graph, None) == ["test:1"]
+    assert made.ran == [0, 1]
+
+
+def test_with_a_memory_budget_nothing_is_measured():
+    """A placement that is tried takes memory of its own."""
+    made = Timed(2.0, 1.0)
+    settings = Settings(rates="off", memory_budget=(("test:0", 1 << 20),))
+    with Scheduler(made.devices, settings=settings, placement="autotune") as scheduler:
+        scheduler.run(one_node(), {"x": X}, made.rates(scheduler, 1.0, 3.0))
+    assert made.ran == [1, 0]
+
+
+@pytest.mark.parametrize("plans", [Scheduler.plan, Scheduler.planned_graph])
+def test_a_source_of_weights_may_plan_what_is_being_measured(plans):
+    made = Timed(2.0, 1.0)
+    graph = one_node(weight=True)
+
+    def source(name):
+        plans(scheduler, graph, wanted)
+        return np.ones(X.shape, np.float32)
+
+    with made.scheduler(weights=source) as scheduler:
+        wanted = made.rates(scheduler, 9.0, 20.0)
+        np.testing.assert_array_equal(scheduler.run(graph, {"x": X}, wanted)["y"], X + 1)
+        assert set(place_of(scheduler, graph, wanted)) == {"test:1"}
+        assert scheduler.resident_nbytes("weight") == {"test:1": X.nbytes}
+
+
+def test_weights_have_a_home_once_a_graph_was_measured():
+    """What is planned between its measurement and its first run goes by that."""
+    made = Timed(2.0, 1.0)
+    w = np.ones(X.shape, np.float32)
+    with made.scheduler(weights={"w": w}) as scheduler:
+        graph, wanted = one_node(weight=True), made.rates(scheduler, 9.0, 20.0)
+        scheduler.planned_graph(graph, wanted)
+        g = GraphBuilder("other")
+        other = g.build(z=g.add(g.input("x", X.shape), g.weight("w", X.shape)))
+        scheduler.run(other, {"x": X}, wanted)
+        np.testing.assert_array_equal(scheduler.run(graph, {"x": X}, wanted)["y"], X + 1)
+        assert scheduler.resident_nbytes("weight") == {"test:1": w.nbytes}
+
+
+@pytest.mark.parametrize("where", ["kernel", "drain"])
+def test_an_interrupt_while_placements_are_measured_changes_nothing(where, monkeypatch):
+    made = Timed(2.0, 1.0)
+    graph, weight = one_node(weight=True), {"w": np.ones(X.shape, np.float32)}
+    drain, interrupts = TensorStore.drain, [KeyboardInterrupt()]
+
+    def interrupted(store, **how):
+        if interrupts:
+            raise interrupts.pop()
+        return drain(store, **how)
+
+    with made.scheduler(weights=weight) as scheduler:
+        wanted = made.rates(scheduler, 9.0, 20.0)
+        with monkeypatch.context() as patch:
+            if where == "kernel":
+                patch.setattr(made, "on_run", raising(KeyboardInterrupt()))
+            else:
+                patch.setattr(TensorStore, "drain", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                scheduler.run(graph, {"x": X}, wanted)
+        assert not any(d.open_buffers or d.open_streams for d in made.devices)
+        np.testing.assert_array_equal(scheduler.run(graph, {"x": X}, wanted)["y"], X + 1)
+        assert set(place_of(scheduler, graph, wanted)) == {"test:1"}
+    assert_released(*made.devices)
+
+
+def test_another_thread_plans_nothing_while_placements_are_measured():
+    made = Timed(2.0, 1.0)
+    refused = []
+
+    def plan():
+        try:
+            scheduler.planned_graph(graph, wanted)
+        except UsageError as error:
+            refused.append(error)
+
+    def source(name):
+        other = Thread(target=plan)
+        other.start()
+        other.join()
+        return np.ones(X.shape, np.float32)
+
+    graph = one_node(weight=True)
+    with made.scheduler(weights=source) as scheduler:
+        wanted = made.rates(scheduler, 9.0, 20.0)
+        scheduler.run(graph, {"x": X}, wanted)
+    assert refused
+
+
+def test_a_started_run_measures_and_takes_effect_once():
+    made = Timed(1.0, 1.0)
+    with made.scheduler() as scheduler:
+        started = [scheduler.start(counter(), {}) for _ in range(3)]
+        found = [[y.copy() for y in run.outputs().values()] for run in started]
+    with Scheduler(made.devices[:1], settings=Settings()) as alone:
+        expected = [list(alone.run(counter(), {}).values()) for _ in range(3)]
+    for some, others in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(some, others)
 
 
 def test_what_the_caller_pins_is_not_tried():
