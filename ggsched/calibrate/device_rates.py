@@ -99,20 +99,19 @@ def measure_rates(
     missing, doubts = list[str](), dict[str, str]()
     for number, (what, step) in enumerate(steps):
         work.left = _MEASUREMENTS * (len(steps) - number)
-        try:
-            if not allowance.is_spent:
-                step(work)
-            elif what not in doubts:
+        if allowance.is_spent:
+            if what not in doubts:
                 missing.append(f"{what}: {NO_TIME}")
+            continue
+        try:
+            step(work)
+            doubts.pop(what, None)
         except GgschedError as error:
             missing.append(f"{what}: {error.one_line()}")
         except Disturbed as error:
             if what not in doubts:
                 steps.append((what, step))  # once more, at the end
             doubts[what] = f"{what}: {NOT_TRUSTED}, {error}"
-        else:
-            if not allowance.is_spent:
-                doubts.pop(what, None)
     is_unknown = older is None and any(what in doubts for what in _FIRST)
     missing += doubts.values()
     kernels = tuple(work.kernels[name] for name in sorted(work.kernels))

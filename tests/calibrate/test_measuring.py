@@ -17,7 +17,7 @@ from ggsched.calibrate.identity import device_identity
 from ggsched.calibrate.link_rates import fit_link
 from ggsched.calibrate.machine import calibrate
 from ggsched.calibrate.samples import samples
-from ggsched.calibrate.timing import Allowance
+from ggsched.calibrate.timing import Allowance, Disturbed
 from ggsched.calibrate.workload import Bench, fill
 from ggsched.ir.dtype import FLOAT_DTYPES
 from ggsched.ops.record import ELEMENTS
@@ -181,3 +181,25 @@ def test_a_device_whose_times_jump_keeps_what_was_known(disturbed, older):
     found, missing = measure_rates(bench, streams, allowance, lambda what: None, older)
     assert found == older
     assert any(re.match(rf"nodes: {NOT_TRUSTED}, the fastest repetitions", m) for m in missing)
+
+
+def test_what_is_measured_once_more_as_the_time_ends_is_trusted():
+    said = []
+
+    class UntilTheSecondAttempt(Allowance):
+        is_spent = property(lambda self: "a node" in said)
+
+        def time(self, repeat, measurements):
+            if said == ["a launch"]:
+                raise Disturbed("a process that ends soon")
+            return 1e-3
+
+    device = TestDevice()
+    bench = Bench(device)
+    allowance = UntilTheSecondAttempt(1.0)
+    found, missing = measure_rates(bench, [bench.stream()], allowance, said.append, None, ({}, {}))
+    bench.close()
+    device.close()
+    assert said.count("a launch") == 2
+    assert not any(line.startswith("nodes: ") for line in missing)
+    assert found is not None
