@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ggsched.errors import UsageError
 from ggsched.units import rate_text, seconds_text
 
 _SHORTEST_S, _LONGEST_S = 0.1, 600
+_ENVIRONMENT = 3
 
 if TYPE_CHECKING:
     from ggsched.calibrate.machine import Calibration
@@ -64,11 +66,11 @@ def calibrate(
     seconds: float,
     path: str | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Measure this machine, for the predictions of the cost model.
 
     Nothing else should run meanwhile: what is disturbed is not kept. Plans are right with any
-    rates, and better with true ones.
+    rates, and better with true ones. The exit code is 3 if a device has no rates afterwards.
     """
     from ggsched.backend.registry import open_devices
     from ggsched.calibrate.cache import older_rates, save_rates
@@ -92,20 +94,32 @@ def calibrate(
     finally:
         close_all(opened)
     save_rates(found, facts, target)
+    code = _ENVIRONMENT if found.unknown else 0
     if as_json:
         write_json({"file": str(target), **report(found, facts)})
-        return
+        return code
     console = output()
     console.print(_rates_table(found))
-    console.print()
-    console.print(_links_table(found))
-    for line in missing_lines(found.missing):
+    if found.rates.links or found.rates.network:
+        console.print()
+        console.print(_links_table(found))
+    for line in missing_lines(found.missing, found.unknown):
         console.print(line)
-    console.print(f"{seconds_text(found.seconds)}; kept in {target}", soft_wrap=True)
+    kept = f"kept in {target}"
+    if found.unknown:
+        names = ", ".join(sorted(found.unknown))
+        kept = f"nothing of {names} is {kept}: calibrate again while the machine is idle"
+    console.print(f"{seconds_text(found.seconds)}; {kept}", soft_wrap=True)
+    return code
 
 
-def missing_lines(missing: Sequence[str]) -> Iterator[str]:
-    """Yield what is not kept; what lacked time or was disturbed as a number for each device."""
+def missing_lines(missing: Sequence[str], unknown: Collection[str] = ()) -> Iterator[str]:
+    """Yield what is not kept; what lacked time or was disturbed as a number for each device.
+
+    Args:
+        missing: See ``Calibration``.
+        unknown: Likewise.
+    """
     late = Counter(m.partition(": ")[0] for m in missing if m.endswith(NO_TIME))
     doubted = [m for m in missing if f": {NOT_TRUSTED}, " in m]
     others = [m for m in missing if not m.endswith(NO_TIME) and m not in doubted]
@@ -113,7 +127,8 @@ def missing_lines(missing: Sequence[str]) -> Iterator[str]:
     for name, count in Counter(m.partition(": ")[0] for m in doubted).items():
         _, what, why = next(m for m in doubted if m.startswith(f"{name}: ")).split(": ", 2)
         reason = why.removeprefix(f"{NOT_TRUSTED}, ")
-        yield f"disturbed: {count} rates of {name}, as of {what}: {reason}; older ones are kept"
+        rest = "" if name in unknown else "; older ones are kept"
+        yield f"disturbed: {count} rates of {name}, as of {what}: {reason}{rest}"
     if late:
         counts = ", ".join(f"{count} rates of {name}" for name, count in late.items())
         yield f"not measured, since no time was left: {counts}; a larger --time-budget measures all"
@@ -159,9 +174,7 @@ def report(found: "Calibration", facts: "dict[str, DeviceFacts]") -> dict[str, A
             "identity": identity,
             "description": facts[name].description,
             **numbers_of(rates),
-            "kernels": {
-                k.name: {"flops": k.flops, "bandwidth": k.bandwidth} for k in rates.kernels
-            },
+            "kernels": {k.pop("name"): k for k in map(asdict, rates.kernels)},
         }
     links = [
         {

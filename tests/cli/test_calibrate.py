@@ -57,6 +57,8 @@ def test_json(calibrate, tmp_path, monkeypatch):
         ("cpu:0", "host"),
     }
     assert all(len(link["samples"]) == 4 for link in data["links"])
+    (known,), (said,) = kept["devices"].values(), data["devices"].values()
+    assert said["kernels"] == known["kernels"]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +81,15 @@ def test_a_busy_machine_is_named_and_nothing_is_kept(calibrate, tmp_path, monkey
     monkeypatch.setattr(timing, "others_of_this_process", lambda: others)
     path = tmp_path / "r.json"
     code, out, _ = calibrate(*FEW, "-o", path)
-    assert code == 0
+    assert code == 3
     said = " ".join(out.split())
-    assert re.search(r"disturbed: \d+ rates of cpu:0, as of .+: other processes used \d", said)
+    assert re.search(
+        r"disturbed: \d+ rates of cpu:0, as of .+: other processes used [\d.]+ pro", said
+    )
+    assert "older ones" not in out
+    assert "copies" not in out
     assert "cpu:0 nothing: disturbed" in said
+    assert f"nothing of cpu:0 is kept in {path}" in out.splitlines()[-1]
     assert json.loads(path.read_text(encoding="utf-8"))["devices"] == {}
+    code, out, _ = calibrate(*FEW, "-o", path, "--json")
+    assert (code, json.loads(out)["unknown"]) == (3, ["cpu:0"])
