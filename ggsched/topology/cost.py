@@ -106,8 +106,10 @@ class Rates:
         plain, colon, variant = family.partition(":")
         known = self._by_name
         found = known.get(op + colon + variant)
-        if found is not None or plain == PRODUCTS:
-            return found or known.get(family) or self._base
+        if found is None and plain == PRODUCTS:  # attention is as fast as products
+            found = known.get(family)
+        if found is not None:
+            return found
         like = self._base if plain in _LIKE_PRODUCTS else known.get(ELEMENTS, self._base)
         found, more = known.get(family, like), self.caution
         return KernelRate(family, found.flops / more, found.bandwidth / more, more * found.step_s)
@@ -246,7 +248,9 @@ def rates_of(facts: DeviceFacts) -> Rates:
 
 def beside_cpu(cpu: Rates) -> Rates:
     """Return guessed rates of another device on the processor of one that was measured."""
-    kernels = tuple(replace(k, flops=k.flops / 2, bandwidth=k.bandwidth / 2) for k in cpu.kernels)
+    kernels = tuple(
+        KernelRate(k.name, k.flops / 2, k.bandwidth / 2, 2 * k.step_s) for k in cpu.kernels
+    )
     most = replace(
         _BESIDE_CPU,
         flops=min(_BESIDE_CPU.flops, cpu.flops / 2),

@@ -129,16 +129,22 @@ def beside(path, *calibrated):
 
 def test_a_guess_beside_a_calibrated_processor_is_half_of_it(path):
     cpu, other = beside(path, 0)
-    for work in (Work("mul_mat", "mul_mat:f32", 1e9, 1e6), Work("nd.sin", "functions", 1e9, 1e6)):
+    for work in (
+        Work("mul_mat", "mul_mat:f32", 1e9, 1e6),
+        Work("nd.sin", "functions", 1e9, 1e6),
+        Work("nd.lstm", "recurrent", 1.0, 1.0, 1e3),
+    ):
         assert node_seconds(other, work) > 1.9 * node_seconds(cpu, work)
 
 
 def test_what_was_not_measured_beside_a_processor_is_taken_to_be_slow(path):
     """A rate of one sort of node does not stand for another one there."""
     cpu, other = beside(path, 0, 1)
-    product, unknown = Work("mul_mat", "mul_mat:f32", 1e9, 1.0), Work("x", "pool", 1e9, 1.0)
-    assert node_seconds(other, product) == node_seconds(cpu, product)
-    assert node_seconds(other, unknown) > 3 * node_seconds(cpu, unknown)
+    for op in ("mul_mat", "attention"):
+        work = Work(op, "mul_mat:f32", 1e9, 1.0)
+        assert node_seconds(other, work) == node_seconds(cpu, work)
+    for work in (Work("x", "pool", 1e9, 1.0), Work("mul_mat", "mul_mat:q4_0", 1e9, 1.0)):
+        assert node_seconds(other, work) > 3 * node_seconds(cpu, work)
 
 
 def damaged():
