@@ -360,11 +360,12 @@ def _ops(
     expected: dict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
     groups = [_groups(plan) for plan in timeline.plans]
+    guesses = [{show("node", n): s for n, s in enumerate(plan.nodes)} for plan in traced]
     for span in spans:
         device = timeline.tracks[span.track].device
         plan = timeline.runs[span.run].plan if 0 <= span.run < len(timeline.runs) else -1
         known = groups[plan] if 0 <= plan < len(groups) else {}
-        costs = traced[plan].nodes if 0 <= plan < len(traced) else ()
+        costs = guesses[plan] if 0 <= plan < len(guesses) else {}
         for node in span.nodes:
             number = node.label.split(" ", 1)[0]
             alone = _named(op_of(node.label), [node.label]), (number,)
@@ -374,7 +375,7 @@ def _ops(
             if number == members[-1]:
                 counts[what, device] += 1
                 if costs:
-                    expected[what, device] += sum(costs[int(n[1:])] for n in members)
+                    expected[what, device] += sum(costs.get(n, 0.0) for n in members)
     ranked = sorted(seconds, key=lambda key: (-seconds[key], key))
     return tuple(OpAccount(*key, counts[key], seconds[key], expected.get(key)) for key in ranked)
 

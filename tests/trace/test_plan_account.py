@@ -78,6 +78,8 @@ def test_a_fusion_group_is_one_node(pipeline):
     lines = account_text(beside).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("time by op"))
     assert [lines[at + n].split()[-3:-1] for n in (1, 2)] == [["750", "ms"], ["4", "s"]]
+    damaged = msgspec.structs.replace(traced, nodes=(0.5,))
+    assert [o.expected_s for o in account(made, [damaged]).ops] == [0.5, 0.0]
 
 
 def test_each_node_of_a_run_is_predicted(pipeline):
