@@ -1,7 +1,6 @@
 """``ggsched calibrate``: what it prints, where it keeps it, and that planning finds it."""
 
 import json
-import math
 import re
 import time
 
@@ -9,14 +8,14 @@ import pytest
 
 from ggsched.calibrate import timing
 from ggsched.cli.main import main
+from tests.calibrate.undisturbed import trust_what_is_measured
 
 FEW = ["--devices", "cpu:0", "--time-budget", "0.5"]
 
 
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch):
-    """Keep what is measured, whatever else the machine does."""
-    monkeypatch.setattr(timing, "_AGREE", math.inf)
+    trust_what_is_measured(monkeypatch)
     monkeypatch.setattr(timing, "others_of_this_process", lambda: None)
 
 

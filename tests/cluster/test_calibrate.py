@@ -1,13 +1,11 @@
 """Rates of several machines: of devices, of messages between them, and how far clocks are apart."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
-from ggsched.calibrate import timing
 from ggsched.calibrate.cache import load_rates, save_rates
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
@@ -18,6 +16,7 @@ from ggsched_cluster import worker
 from ggsched_cluster.calibrate import calibrate_group
 from ggsched_cluster.remote_devices import group_of, open_group
 from ggsched_commands.calibrate import report
+from tests.calibrate.undisturbed import trust_what_is_measured
 from tests.cluster.workers import Members
 
 
@@ -31,9 +30,8 @@ def group():
 
 @pytest.fixture(scope="module")
 def found(group):
-    """What is measured is kept, whatever else the machine does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "_AGREE", math.inf)
+        trust_what_is_measured(patch)
         patch.setattr(worker, "others_of_this_process", lambda: None)
         return calibrate_group(group, 0.3)
 
