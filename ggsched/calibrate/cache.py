@@ -136,7 +136,7 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
         UsageError: it must exist and does not.
     """
     try:
-        data = contents(path, MAX_TEXT_NBYTES)
+        file, why = _read(path)
     except FileNotFoundError as error:
         if must_exist:
             raise UsageError(
@@ -145,24 +145,39 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
                 hint="ggsched calibrate makes one; GGSCHED_RATES names it",
             ) from error
         return None
-    except OSError as error:
-        _warn(path, reason(error))
-        return None
-    try:
-        file = msgspec.json.decode(data, type=RatesFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _warn(path, str(error))
-        return None
-    wrong = next(_wrong(file), None)
-    if wrong is not None:
-        _warn(path, wrong)
-        return None
+    if file is None:
+        why = " ".join(why.split())
+        _LOG.warning("%s is ignored: %s (ggsched calibrate makes it anew)", path, why)
     return file
 
 
+def _read(path: Path) -> tuple[RatesFile | None, str]:
+    """Return what a file says, or None and why it cannot be understood.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    try:
+        file = msgspec.json.decode(contents(path, MAX_TEXT_NBYTES), type=RatesFile)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        return None, reason(error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return None, str(error)
+    wrong = next(_wrong(file), "")
+    return (None if wrong else file), wrong
+
+
 def older_rates(path: Path) -> dict[str, Rates]:
-    """Return the rates of all devices that a file has, by identity; none where there is none."""
-    file = read_rates(path)
+    """Return the rates of all devices that a file has, by identity; none of a damaged one.
+
+    ``save_rates``, which replaces the file, warns of the damage.
+    """
+    try:
+        file, _ = _read(path)
+    except FileNotFoundError:
+        return {}
     return {} if file is None else {key: _rates(entry) for key, entry in file.devices.items()}
 
 
@@ -250,11 +265,6 @@ def _write(path: Path, data: bytes) -> None:
         raise UsageError(
             "cannot write the rates", where=str(path), why=error.strerror or str(error)
         ) from error
-
-
-def _warn(path: Path, why: str) -> None:
-    why = " ".join(why.split())
-    _LOG.warning("%s is ignored: %s (ggsched calibrate makes it anew)", path, why)
 
 
 def _wrong(file: RatesFile) -> Iterator[str]:

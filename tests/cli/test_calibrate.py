@@ -74,6 +74,15 @@ def test_refused(calibrate, arguments, message):
     assert message in err.splitlines()[-1]
 
 
+def test_a_damaged_file_is_named_once_and_made_anew(calibrate, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text("{", encoding="utf-8")
+    code, _, err = calibrate(*FEW, "-o", path)
+    assert code == 0
+    assert err.count("is ignored") == 1
+    assert json.loads(path.read_text(encoding="utf-8"))["devices"]
+
+
 def test_a_busy_machine_is_named_and_nothing_is_kept(calibrate, tmp_path, monkeypatch):
     """Other processes use a hundred processors all the time."""
     others = lambda: 100 * time.perf_counter()  # noqa: E731
