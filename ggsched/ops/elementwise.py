@@ -75,14 +75,11 @@ def _gated(name: str, doc: str, reference: Callable[..., Any], **more: Any) -> A
         mag = gate * (up + 1)
         return mag, 1.5 * e * (up + 1) + e_up * gate + 8 * mag
 
-    how: dict[str, Any] = {
-        "sharding": "elements",
-        "over": (0, 1),
-        "doc": doc,
-        "family": FUNCTIONS,
-        **more,
-    }
-    return method(op(name, "gate", "up", rule=_alike, reference=reference, bound=bound, **how))
+    how: dict[str, Any] = {"sharding": "elements", "over": (0, 1), "doc": doc, **more}
+    record = op(
+        name, "gate", "up", rule=_alike, reference=reference, bound=bound, family=FUNCTIONS, **how
+    )
+    return method(record)
 
 
 # --- references of more than one operation --------------------------------------------------------
@@ -172,28 +169,18 @@ class Elementwise(Protocol):
         decompose=lambda g, x: g.mul(x, g.sigmoid(x)),
     )  # fmt: skip
     gelu: ClassVar[Unary] = _unary(
-        "gelu",
-        "Return gelu, by its approximation with tanh.",
-        gelu_tanh,
-        _bent,
-        array="gelu_tanh",
-        family=FUNCTIONS,
-    )
+        "gelu", "Return gelu, by its approximation with tanh.", gelu_tanh, _bent,
+        array="gelu_tanh", family=FUNCTIONS,
+    )  # fmt: skip
     sigmoid: ClassVar[Unary] = _unary(
         "sigmoid", "Return ``1 / (1 + exp(-x))``.", sigmoid, _unit,
         array="sigmoid", family=FUNCTIONS, onnx="Sigmoid", aten="sigmoid",
         decompose=lambda g, x: g.scale(g.tanh(g.scale(x, 0.5)), 0.5, 0.5),
     )  # fmt: skip
     tanh: ClassVar[Unary] = _unary(
-        "tanh",
-        "Return the hyperbolic tangent.",
-        lambda x: np.tanh(x),
-        _unit,
-        array="tanh",
-        family=FUNCTIONS,
-        onnx="Tanh",
-        aten="tanh",
-    )
+        "tanh", "Return the hyperbolic tangent.", lambda x: np.tanh(x), _unit,
+        array="tanh", family=FUNCTIONS, onnx="Tanh", aten="tanh",
+    )  # fmt: skip
     softplus: ClassVar[Unary] = _unary(
         "softplus", "Return ``log(1 + exp(x))``.", softplus,
         lambda m, e: (m + 1.0, e + 4 * (m + 1.0)), array="softplus", onnx="Softplus",

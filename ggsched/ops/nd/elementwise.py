@@ -84,8 +84,7 @@ for _name, _f in {
     "acosh": np.arccosh,
     "atanh": np.arctanh,
 }.items():
-    _simple = _name in ("sqrt", "floor", "ceil", "round")
-    _family = ELEMENTS if _simple else FUNCTIONS
+    _family = ELEMENTS if _name in ("sqrt", "floor", "ceil", "round") else FUNCTIONS
     _unary(_name, _f, family=_family, onnx=_name.capitalize(), aten=_name)
 
 for _op in ELEMENTWISE:

@@ -1,6 +1,7 @@
 """Ops that take or set elements by index. Negative indices count from the end."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -21,16 +22,10 @@ def _gathered(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*x[0].shape[:axis], *x[1].shape, *x[0].shape[axis + 1 :])
 
 
-@nd_op(
-    "gather",
-    "x",
-    "indices",
-    rule=_gathered,
-    family="gather",
-    flops=nothing,
-    nbytes=gathered,
-    axis=0,
-)
+_gather = partial(nd_op, family="gather", flops=nothing, nbytes=gathered)
+
+
+@_gather("gather", "x", "indices", rule=_gathered, axis=0)
 def gather(x: Array, indices: Array, axis: int) -> Array:
     """Take whole slices along an axis."""
     return np.take(x, indices, axis)
@@ -44,16 +39,7 @@ def _gathered_elements(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, x[1].shape
 
 
-@nd_op(
-    "gather_elements",
-    "x",
-    "indices",
-    rule=_gathered_elements,
-    family="gather",
-    flops=nothing,
-    nbytes=gathered,
-    axis=0,
-)
+@_gather("gather_elements", "x", "indices", rule=_gathered_elements, axis=0)
 def gather_elements(x: Array, indices: Array, axis: int) -> Array:
     """Take one element for each index, at its own place in all other axes."""
     return np.asarray(x[_places(indices, axis)])
@@ -76,16 +62,7 @@ def _gathered_nd(x: Sequence[Operand], batch_dims: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*indices[:-1], *data[taken:])
 
 
-@nd_op(
-    "gather_nd",
-    "x",
-    "indices",
-    rule=_gathered_nd,
-    family="gather",
-    flops=nothing,
-    nbytes=gathered,
-    batch_dims=0,
-)
+@_gather("gather_nd", "x", "indices", rule=_gathered_nd, batch_dims=0)
 def gather_nd(x: Array, indices: Array, batch_dims: int) -> Array:
     """Take slices whose places the last axis of the indices holds."""
     batch: Sequence[Array] = np.indices(indices.shape[:batch_dims], sparse=True)
@@ -114,6 +91,9 @@ def _scatter_work(_x: Shape, _indices: Shape, updates: Shape, **__: Param) -> fl
     return 2.0 * prod(updates)
 
 
+_scatter = partial(nd_op, family="scatter", flops=_scatter_work)
+
+
 def _scattered_elements(x: Sequence[Operand], axis: int, reduction: str) -> tuple[str, Shape]:
     axis_of(axis, len(x[0].shape))
     if x[1].shape != x[2].shape or len(x[1].shape) != len(x[0].shape):
@@ -121,14 +101,12 @@ def _scattered_elements(x: Sequence[Operand], axis: int, reduction: str) -> tupl
     return _scattered(x, reduction)
 
 
-@nd_op(
+@_scatter(
     "scatter_elements",
     "x",
     "indices",
     "updates",
     rule=_scattered_elements,
-    family="scatter",
-    flops=_scatter_work,
     axis=0,
     reduction="none",
 )
@@ -149,16 +127,7 @@ def _scattered_nd(x: Sequence[Operand], reduction: str) -> tuple[str, Shape]:
     return _scattered(x, reduction)
 
 
-@nd_op(
-    "scatter_nd",
-    "x",
-    "indices",
-    "updates",
-    rule=_scattered_nd,
-    family="scatter",
-    flops=_scatter_work,
-    reduction="none",
-)
+@_scatter("scatter_nd", "x", "indices", "updates", rule=_scattered_nd, reduction="none")
 def scatter_nd(x: Array, indices: Array, updates: Array, reduction: str) -> Array:
     """Return x with slices set, or combined with updates."""
     out = x.copy()

@@ -1,14 +1,17 @@
 """Ops that move elements without computing."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from ggsched.ops.nd.declare import Array, axis_of, broadcast, nd_op
 from ggsched.ops.record import Operand, Param, Shape, gathered, nothing, same
 
+_move = partial(nd_op, family="moves", flops=nothing)
 
-@nd_op("copy", "x", rule=same, over=(0,), family="moves", flops=nothing)
+
+@_move("copy", "x", rule=same, over=(0,))
 def copy(x: Array) -> Array:
     """Return the elements unchanged."""
     return x
@@ -20,7 +23,7 @@ def _transposed(x: Sequence[Operand], perm: tuple[int, ...]) -> tuple[str, Shape
     return x[0].dtype.name, tuple(x[0].shape[a] for a in perm)
 
 
-@nd_op("transpose", "x", rule=_transposed, family="moves", flops=nothing, perm=())
+@_move("transpose", "x", rule=_transposed, perm=())
 def transpose(x: Array, perm: tuple[int, ...]) -> Array:
     """Reorder axes: axis i of the result is axis perm[i] of x."""
     return x.transpose(perm)
@@ -36,7 +39,7 @@ def _concat(x: Sequence[Operand], axis: int) -> tuple[str, Shape]:
     return x[0].dtype.name, (*x[0].shape[:axis], extent, *x[0].shape[axis + 1 :])
 
 
-@nd_op("concat", "x*", rule=_concat, family="moves", flops=nothing, axis=0)
+@_move("concat", "x*", rule=_concat, axis=0)
 def concat(*x: Array, axis: int) -> Array:
     """Join along an axis."""
     return np.concatenate(x, axis)
@@ -57,17 +60,7 @@ def _sliced(
     return x[0].dtype.name, [len(range(n)[s]) for n, s in zip(shape, taken, strict=True)]
 
 
-@nd_op(
-    "slice",
-    "x",
-    rule=_sliced,
-    family="moves",
-    flops=nothing,
-    nbytes=gathered,
-    starts=(),
-    stops=(),
-    steps=(),
-)
+@_move("slice", "x", rule=_sliced, nbytes=gathered, starts=(), stops=(), steps=())
 def take_slice(x: Array, starts: Shape, stops: Shape, steps: Shape) -> Array:
     """Take ranges; starts and stops are not negative, but a stop of -1 is before the first."""
     return x[_slices(starts, stops, steps)]
@@ -77,7 +70,7 @@ def _expanded(x: Sequence[Operand], shape: Shape) -> tuple[str, Shape]:
     return x[0].dtype.name, broadcast(x[0].shape, shape) if shape else x[0].shape
 
 
-@nd_op("expand", "x", rule=_expanded, family="moves", flops=nothing, shape=())
+@_move("expand", "x", rule=_expanded, shape=())
 def expand(x: Array, shape: Shape) -> Array:
     """Broadcast x and the shape to each other."""
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
@@ -89,7 +82,7 @@ def _tiled(x: Sequence[Operand], repeats: Shape) -> tuple[str, Sequence[int]]:
     return x[0].dtype.name, [n * k for n, k in zip(x[0].shape, repeats, strict=True)]
 
 
-@nd_op("tile", "x", rule=_tiled, family="moves", flops=nothing, repeats=())
+@_move("tile", "x", rule=_tiled, repeats=())
 def tile(x: Array, repeats: Shape) -> Array:
     """Repeat whole copies along each axis."""
     return np.tile(x, repeats) if repeats else x
@@ -107,17 +100,7 @@ def _padded(x: Sequence[Operand], pads: Shape, mode: str, value: bool) -> tuple[
     return x[0].dtype.name, [m + pads[i] + pads[n + i] for i, m in enumerate(x[0].shape)]
 
 
-@nd_op(
-    "pad",
-    "x",
-    "value?",
-    rule=_padded,
-    family="moves",
-    flops=nothing,
-    pads=(),
-    mode="constant",
-    value=False,
-)
+@_move("pad", "x", "value?", rule=_padded, pads=(), mode="constant", value=False)
 def pad(x: Array, *given: Array, pads: Shape, mode: str, value: bool) -> Array:
     """Add elements before and after each axis (all befores first); negative counts crop."""
     n = x.ndim
@@ -140,7 +123,7 @@ def _triangle(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return same(x)
 
 
-@nd_op("trilu", "x", rule=_triangle, family="moves", flops=nothing, k=0, upper=True)
+@_move("trilu", "x", rule=_triangle, k=0, upper=True)
 def trilu(x: Array, k: int, upper: bool) -> Array:
     """Keep the upper or lower triangle of matrices."""
     return np.triu(x, k) if upper else np.tril(x, k)
@@ -152,16 +135,7 @@ def _reversed(x: Sequence[Operand], time: int, batch: int) -> tuple[str, Shape]:
     return same(x)
 
 
-@nd_op(
-    "reverse_sequence",
-    "x",
-    "lengths",
-    rule=_reversed,
-    family="moves",
-    flops=nothing,
-    time=0,
-    batch=1,
-)
+@_move("reverse_sequence", "x", "lengths", rule=_reversed, time=0, batch=1)
 def reverse_sequence(x: Array, lengths: Array, time: int, batch: int) -> Array:
     """Reverse the first ``lengths[b]`` elements of each batch along the axis of time."""
     out = np.moveaxis(x, batch, 0).copy()

@@ -1,6 +1,7 @@
 """LSTM, GRU and simple recurrent networks over a sequence, in one or both directions."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -170,22 +171,18 @@ _SHARED: Final[dict[str, Param]] = {
 }
 
 
-@nd_op(
+_OPERANDS: Final = ("x", "w", "r", "bias?", "lengths?", "h0?")
+_recurrent = partial(
+    nd_op, types=FLOATS, family="recurrent", flops=_work, sequential=_sequential, shared=_SHARED
+)
+
+
+@_recurrent(
     "lstm",
-    "x",
-    "w",
-    "r",
-    "bias?",
-    "lengths?",
-    "h0?",
+    *_OPERANDS,
     "c0?",
     "peepholes?",
     rule=_rule("lstm"),
-    types=FLOATS,
-    family="recurrent",
-    flops=_work,
-    sequential=_sequential,
-    shared=_SHARED,
     c0=False,
     peepholes=False,
     input_forget=False,
@@ -195,42 +192,13 @@ def lstm(*x: Array, **p: Any) -> Array:
     return _run("lstm", *x, **p)
 
 
-@nd_op(
-    "gru",
-    "x",
-    "w",
-    "r",
-    "bias?",
-    "lengths?",
-    "h0?",
-    rule=_rule("gru"),
-    types=FLOATS,
-    family="recurrent",
-    flops=_work,
-    sequential=_sequential,
-    shared=_SHARED,
-    reset_after=False,
-)
+@_recurrent("gru", *_OPERANDS, rule=_rule("gru"), reset_after=False)
 def gru(*x: Array, **p: Any) -> Array:
     """Run a GRU; gates in ONNX's order (z, r, h)."""
     return _run("gru", *x, **p)
 
 
-@nd_op(
-    "rnn",
-    "x",
-    "w",
-    "r",
-    "bias?",
-    "lengths?",
-    "h0?",
-    rule=_rule("rnn"),
-    types=FLOATS,
-    family="recurrent",
-    flops=_work,
-    sequential=_sequential,
-    shared=_SHARED,
-)
+@_recurrent("rnn", *_OPERANDS, rule=_rule("rnn"))
 def rnn(*x: Array, **p: Any) -> Array:
     """Run a simple recurrent network."""
     return _run("rnn", *x, **p)

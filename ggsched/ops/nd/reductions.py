@@ -1,6 +1,7 @@
 """Reductions over axes, running sums, and what normalises."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -28,16 +29,8 @@ def _reduction(name: str, f: Callable[..., Any], types: Sequence[str] = NUMBERS)
         found = np.asarray(f(wide(x), axis=axes, keepdims=keepdims))
         return whole(found, x.dtype) if found.dtype.kind == "f" and x.dtype.kind in "iu" else found
 
-    nd_op(
-        "reduce_" + name,
-        "x",
-        rule=_reduced,
-        types=types,
-        family="reduce",
-        flops=_work,
-        axes=(),
-        keepdims=True,
-    )(reference)
+    made = partial(nd_op, rule=_reduced, family="reduce", flops=_work, axes=(), keepdims=True)
+    made("reduce_" + name, "x", types=types)(reference)
 
 
 def _sum(x: Array, **how: Any) -> Array:
@@ -133,17 +126,9 @@ def _running(f: Callable[..., Any], start: int) -> Callable[..., Array]:
     return reference
 
 
+_scan = partial(nd_op, rule=_along, types=NUMBERS, family="scan")
 for _name, _f, _start in (("cum_sum", np.cumsum, 0), ("cum_prod", np.cumprod, 1)):
-    nd_op(
-        _name,
-        "x",
-        rule=_along,
-        types=NUMBERS,
-        family="scan",
-        axis=0,
-        exclusive=False,
-        reverse=False,
-    )(_running(_f, _start))
+    _scan(_name, "x", axis=0, exclusive=False, reverse=False)(_running(_f, _start))
 
 
 def _normalized(x: Sequence[Operand], axes: Shape, eps: float) -> tuple[str, Shape]:

@@ -1,6 +1,7 @@
 """Convolution and pooling in any number of dimensions: windows that slide over (N, C, ...)."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Final
@@ -342,18 +343,11 @@ def _each(
     return made
 
 
-@nd_op(
-    "max_pool",
-    "x",
-    rule=_pool,
-    types=NUMBERS,
-    family="pool",
-    flops=_pool_work,
-    kernel=(),
-    strides=(),
-    dilations=(),
-    pads=(),
-)
+_SHAPED: Final = dict[str, Param](kernel=(), strides=(), dilations=(), pads=())
+_pooling = partial(nd_op, family="pool", flops=_pool_work, shared=_SHAPED)
+
+
+@_pooling("max_pool", "x", rule=_pool, types=NUMBERS)
 def max_pool(x: Array, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape) -> Array:
     """Return the largest element of each window."""
     out = extents(x.shape[2:], kernel, strides, dilations, pads)
@@ -362,19 +356,7 @@ def max_pool(x: Array, kernel: Shape, strides: Shape, dilations: Shape, pads: Sh
     return _each(lambda a, b: np.maximum(a, b, out=a), data, made, kernel, strides, dilations)
 
 
-@nd_op(
-    "max_pool_indices",
-    "x",
-    rule=_pool_indices,
-    types=NUMBERS,
-    family="pool",
-    flops=_pool_work,
-    kernel=(),
-    strides=(),
-    dilations=(),
-    pads=(),
-    columns_first=False,
-)
+@_pooling("max_pool_indices", "x", rule=_pool_indices, types=NUMBERS, columns_first=False)
 def max_pool_indices(
     x: Array,
     kernel: Shape,
@@ -399,20 +381,7 @@ def max_pool_indices(
     return np.take_along_axis(where.reshape(seen.shape), best, -1)[..., 0]
 
 
-@nd_op(
-    "average_pool",
-    "x",
-    rule=_pool,
-    types=FLOATS,
-    family="pool",
-    flops=_pool_work,
-    kernel=(),
-    strides=(),
-    dilations=(),
-    pads=(),
-    extra=(),
-    counts_pads=False,
-)
+@_pooling("average_pool", "x", rule=_pool, types=FLOATS, extra=(), counts_pads=False)
 def average_pool(
     x: Array,
     kernel: Shape,
@@ -442,19 +411,7 @@ def average_pool(
     return np.asarray(total / count)
 
 
-@nd_op(
-    "lp_pool",
-    "x",
-    rule=_pool,
-    types=FLOATS,
-    family="pool",
-    flops=_pool_work,
-    kernel=(),
-    strides=(),
-    dilations=(),
-    pads=(),
-    p=2,
-)
+@_pooling("lp_pool", "x", rule=_pool, types=FLOATS, p=2)
 def lp_pool(
     x: Array, kernel: Shape, strides: Shape, dilations: Shape, pads: Shape, p: int
 ) -> Array:
