@@ -35,6 +35,10 @@ _BETTER: Final = 0.95
 """Another placement than the one that was predicted to be the fastest is kept below this."""
 
 
+Turn = Callable[[], float]
+"""Runs a placement once and returns the seconds that it took."""
+
+
 @dataclass(frozen=True, slots=True)
 class TriedPlacement:
     """A placement that may be run.
@@ -72,41 +76,63 @@ def measure_placements(
     Raises:
         UsageError: the inputs do not fit the graphs.
     """
-    found = [inf for _ in ways]
     with ExitStack() as stack:
-        turns: dict[int, Callable[[], float]] = {}
 
-        def enter(number: int) -> None:
-            try:
-                turn = stack.enter_context(_bound(ways[number], open_runtime, inputs, clock))
-            except GgschedError:
-                return  # no memory for it
-            try:
-                turn()
-                found[number] = turn()
-                for _ in range(_BURST - 1 if found[number] < _SHORT_S else 0):
-                    found[number] = min(turn(), found[number])
-            except UsageError:
-                raise  # inputs that do not fit: nothing is known of those that do
-            except GgschedError:
-                return  # it fails: the run itself says so
-            turns[number] = turn
+        def bind(way: TriedPlacement) -> Turn:
+            return stack.enter_context(_bound(way, open_runtime, inputs, clock))
 
-        enter(0)
+        trial = _Trial(ways, bind)
+        found = trial.found
+        trial.enter(0)
         holds = ways[0].seconds / WRONG <= found[0] <= ways[0].seconds * WRONG
         for number in range(1, len(ways)):
             if not holds or ways[number].seconds < ways[0].seconds * WRONG**2:
-                enter(number)
+                trial.enter(number)
         best = min(found)
-        near = [number for number in turns if found[number] <= _SLOWER * best]
+        near = [number for number in trial.turns if found[number] <= _SLOWER * best]
         rounds = max(ROUNDS, min(_MOST_ROUNDS, round(_ENOUGH_S / max(best, 1e-6)))) - 1
         for _ in range(_BATCHES if len(near) > 1 else 0):
             for number in near * -(-rounds // _BURST):
-                for _ in range(_BURST):
-                    found[number] = min(turns[number](), found[number])
+                trial.run(number, _BURST)
             if kept_placement(found) == 0:
                 break  # another one has to be faster again and again
     return found
+
+
+class _Trial:
+    """The placements that take turns, and the seconds of the fastest run of each."""
+
+    def __init__(
+        self, ways: Sequence[TriedPlacement], bind: Callable[[TriedPlacement], Turn]
+    ) -> None:
+        self.found = [inf for _ in ways]
+        self.turns: dict[int, Turn] = {}
+        self._ways = ways
+        self._bind = bind
+
+    def enter(self, number: int) -> None:
+        """Bind a placement, warm it up and run it; one without memory takes no turns."""
+        try:
+            self.turns[number] = self._bind(self._ways[number])
+        except GgschedError:
+            return
+        self.run(number, 1)
+        if number in self.turns:
+            self.found[number] = inf
+            self.run(number, 1)
+        if self.found[number] < _SHORT_S:
+            self.run(number, _BURST - 1)
+
+    def run(self, number: int, count: int) -> None:
+        """Run a placement, unless it has failed before: the run of the caller says why."""
+        try:
+            for _ in range(count if number in self.turns else 0):
+                self.found[number] = min(self.turns[number](), self.found[number])
+        except UsageError:
+            raise  # inputs that do not fit: nothing is known of those that do
+        except GgschedError:
+            self.found[number] = inf
+            del self.turns[number]
 
 
 def kept_placement(found: Sequence[float]) -> int:
@@ -121,7 +147,7 @@ def _bound(
     open_runtime: Callable[[], Runtime],
     inputs: Mapping[str, np.ndarray],
     clock: Callable[[], float],
-) -> Iterator[Callable[[], float]]:
+) -> Iterator[Turn]:
     """Give a function that runs a placement and returns how long that took."""
     runtime = open_runtime()
     with ExitStack() as stack:

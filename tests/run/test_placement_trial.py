@@ -17,7 +17,7 @@ from ggsched.run.placement_trial import kept_placement
 from ggsched.run.store import TensorStore
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import KernelRate, guessed_rates
-from tests.run.devices import TestDevice, assert_released, raising
+from tests.run.devices import TestDevice, assert_released
 from tests.run.graphs import X, counter
 
 
@@ -26,7 +26,7 @@ class Timed:
 
     def __init__(self, *seconds):
         self.now = 0.0
-        self.on_run = lambda: None
+        self.on_run = lambda number: None
         self.ran = [0 for _ in seconds]
         self.devices = [
             TestDevice(f"test:{i}", gelu=self.kernel(i, s)) for i, s in enumerate(seconds)
@@ -34,7 +34,7 @@ class Timed:
 
     def kernel(self, number, seconds):
         def gelu(out, inputs, params):
-            self.on_run()
+            self.on_run(number)
             self.now += seconds
             self.ran[number] += 1
             np.copyto(out, inputs[0])
@@ -158,6 +158,24 @@ def test_a_placement_that_fails_is_left_out(monkeypatch):
         assert place_of(scheduler, graph, wanted) == ["test:0"]
 
 
+@pytest.mark.parametrize("at", range(1, 6))
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_a_placement_that_fails_at_any_of_its_runs_is_left_out(at, scale):
+    """It was the fastest until then."""
+    made = Timed(2.0 * scale, 1.0 * scale)
+
+    def fail(number):
+        if number == 1 and made.ran[1] == at - 1:
+            raise ValueError("a kernel that fails")
+
+    made.on_run = fail
+    with made.scheduler() as scheduler:
+        graph, wanted = one_node(), made.rates(scheduler, 1.0 * scale, 3.0 * scale)
+        np.testing.assert_array_equal(scheduler.run(graph, {"x": X}, wanted)["y"], X)
+        assert place_of(scheduler, graph, wanted) == ["test:0"]
+    assert_released(*made.devices)
+
+
 @pytest.mark.parametrize("placement", ["auto", "cost"])
 def test_other_policies_measure_nothing(placement):
     made = Timed(2.0, 1.0)
@@ -244,20 +262,22 @@ def test_an_interrupt_while_placements_are_measured_changes_nothing(where, monke
     graph, weight = one_node(weight=True), {"w": np.ones(X.shape, np.float32)}
     drain, interrupts = TensorStore.drain, [KeyboardInterrupt()]
 
-    def interrupted(store, **how):
+    def interrupt(*_):
         if interrupts:
             raise interrupts.pop()
+
+    def drained(store, **how):
+        interrupt()
         return drain(store, **how)
 
     with made.scheduler(weights=weight) as scheduler:
         wanted = made.rates(scheduler, 9.0, 20.0)
-        with monkeypatch.context() as patch:
-            if where == "kernel":
-                patch.setattr(made, "on_run", raising(KeyboardInterrupt()))
-            else:
-                patch.setattr(TensorStore, "drain", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                scheduler.run(graph, {"x": X}, wanted)
+        if where == "kernel":
+            made.on_run = interrupt
+        else:
+            monkeypatch.setattr(TensorStore, "drain", drained)
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.run(graph, {"x": X}, wanted)
         assert not any(d.open_buffers or d.open_streams for d in made.devices)
         np.testing.assert_array_equal(scheduler.run(graph, {"x": X}, wanted)["y"], X + 1)
         assert set(place_of(scheduler, graph, wanted)) == {"test:1"}
