@@ -291,8 +291,8 @@ class _Function:
         self._native, self._called = native, call
         self.__doc__ = native.__doc__
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """That of the function, for ``isinstance``."""
         return type(self._native)
 

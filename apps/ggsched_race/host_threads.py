@@ -217,8 +217,8 @@ class _Lock:
         self._lock = self.made_by()
         self._event: _HandOver | None = None
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         """The native class, for ``isinstance``."""
         return type(self._lock)
 

@@ -190,8 +190,9 @@ class _Walk:
         """Return what a name means, with dots or without; None of anything else."""
         if isinstance(name, ast.Name):
             return self._scope.get(name.id)
-        is_part = isinstance(name, ast.Attribute)
-        return getattr(self._meant(name.value), name.attr, None) if is_part else None
+        if isinstance(name, ast.Attribute):
+            return getattr(self._meant(name.value), name.attr, None)
+        return None
 
     def _applied(
         self, called: Any, args: list[Origins], named: dict[str, Origins], everything: Origins
