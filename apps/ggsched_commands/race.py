@@ -80,8 +80,8 @@ def race(
 
     SCRIPT is a PyTorch program, or a trace that -o has written (FILE.jsonl). The program runs
     unchanged in a process of its own; its output goes where it always goes. The exit code is 1 if
-    anything is found, else that of the program. Ctrl-C and SIGTERM end the program; what was found
-    until then is reported.
+    anything is found, else that of the program. Ctrl-C, SIGTERM and SIGHUP end the program; what
+    was found until then is reported.
     """
     from ggsched_race.html_page import to_html
     from ggsched_race.report import RaceReport, check_program
@@ -194,7 +194,7 @@ def _recorded(
 
 @contextmanager
 def _signals_for_program() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Leave Ctrl-C to the program, and pass SIGTERM on to it.
+    """Leave Ctrl-C to the program, and pass SIGTERM and SIGHUP on to it.
 
     Yields:
         What to call with the program as soon as it runs.
@@ -202,20 +202,20 @@ def _signals_for_program() -> Iterator[Callable[[subprocess.Popen[bytes]], None]
     programs: list[subprocess.Popen[bytes]] = []
     is_early: list[bool] = []
 
-    def terminate(_number: int, _frame: FrameType | None) -> None:
+    def terminate(number: int, _frame: FrameType | None) -> None:
         is_early.append(not programs)
         for program in programs:
-            program.terminate()
+            program.send_signal(number)
 
     def begun(program: subprocess.Popen[bytes]) -> None:
         programs.append(program)
         if any(is_early):
             program.terminate()
 
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, terminate),
-    }
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            before[number] = signal.signal(number, terminate)
     try:
         yield begun
     finally:

@@ -8,14 +8,16 @@ handed over by DLPack or by ``__cuda_array_interface__`` is the memory that the 
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from typing import Any, Final
 
 from ggsched_race.byte_runs import strided_runs
 from ggsched_race.foreign_array import ForeignArray
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import Recorder
+from ggsched_race.when_imported import Actions
 
 _IN_PLACE: Final = re.compile(
     r"^(__i(add|sub|mul|matmul|mod|pow|[lr]shift|and|x?or|(floor|true)?div)__|__setitem__"
@@ -37,19 +39,9 @@ _LEGACY: Final = (0, 1)
 """Handles of the legacy default stream."""
 
 
-def cupy_actions(
-    patches: Patches, recorder: Recorder
-) -> Mapping[str, Callable[[ModuleType], None]]:
+def cupy_actions(patches: Patches, recorder: Recorder) -> Actions:
     """Return what to do with CuPy when it is loaded."""
-
-    def patch(cupy: ModuleType) -> None:
-        try:
-            _Cupy(recorder, cupy).patch(patches)
-        except Exception as error:  # a version that is made otherwise; the program goes on
-            why = f"{type(error).__name__}: {error}".partition("\n")[0]
-            recorder.recording.notice(f"CuPy is not followed, or in part: {why}")
-
-    return {"cupy": patch}
+    return {"cupy": lambda cupy: _Cupy(recorder, cupy).patch(patches)}
 
 
 class _Local(threading.local):
@@ -77,10 +69,9 @@ class _Cupy:
                 is_public = name[0] != "_" and name not in _UNTOUCHED
                 if is_public and callable(native) and not isinstance(native, type):
                     patches.set(module, name, _Function(native, self._followed(name, native)))
-        patches.set(cupy, "RawKernel", self._raw_kernel(cupy.RawKernel))
-        patches.set(cupy, "RawModule", self._raw_module(cupy.RawModule))
-        patches.set(cupy, "ElementwiseKernel", self._kernel(cupy.ElementwiseKernel))
-        patches.set(cupy, "ReductionKernel", self._kernel(cupy.ReductionKernel))
+        made = {"RawKernel": self._raw_kernel, "RawModule": self._raw_module}
+        for name in (*made, "ElementwiseKernel", "ReductionKernel"):
+            patches.set(cupy, name, _standing_for(vars(cupy)[name], made.get(name, self._kernel)))
         self._memory(patches)
 
     # --- order ------------------------------------------------------------------------------------
@@ -137,7 +128,7 @@ class _Cupy:
         runtime, wait_for_device = cuda.runtime, cuda.runtime.deviceSynchronize
         patches.set(runtime, "deviceSynchronize", _then(wait_for_device, device_ended))
         methods = {"synchronize": _then(cuda.Device.synchronize, device_ended)}
-        patches.set(cuda, "Device", type("Device", (cuda.Device,), methods))
+        patches.set(cuda, "Device", _standing_for(cuda.Device, **methods))
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -154,6 +145,10 @@ class _Cupy:
 
             def free_postprocess(self, **facts: Any) -> None:
                 recorder.freed(facts["mem_ptr"])
+
+            def __exit__(self, *error: object) -> None:
+                with suppress(KeyError):  # of the thread that has imported CuPy, so not of this one
+                    super().__exit__(*error)
 
         patches.enter(Hook())
 
@@ -185,23 +180,35 @@ class _Cupy:
     # --- functions and methods --------------------------------------------------------------------
 
     def _inside(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._local.is_inside = True
+        before, self._local.is_inside = self._local.is_inside, True
         try:
             return native(*args, **kwargs)
         finally:
-            self._local.is_inside = False
+            self._local.is_inside = before
 
-    def _followed(self, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that records what it touches; those that it calls are a part of it."""
+    def _following(
+        self, native: Callable[..., Any], done: Callable[..., None]
+    ) -> Callable[..., Any]:
+        """Return a function that calls another one, and then ``done`` with its result.
+
+        What it calls is a part of it. Whatever its arguments are, the program goes on.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._local.is_inside or self._recorder.is_inside:
                 return native(*args, **kwargs)
             result = self._inside(native, *args, **kwargs)
-            self._done(name, args, kwargs, result)
+            with self._recorder.attempting(f"cupy {getattr(native, '__name__', 'kernel')}"):
+                done(result, *args, **kwargs)
             return result
 
         return call
+
+    def _followed(self, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
+        def done(result: Any, *args: Any, **kwargs: Any) -> None:
+            self._done(name, args, kwargs, result)
+
+        return self._following(native, done)
 
     def _done(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         out = kwargs.get("out")
@@ -235,52 +242,37 @@ class _Cupy:
 
     # --- kernels ----------------------------------------------------------------------------------
 
-    def _kernel(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes kernels that declare what they read in front of what they write."""
+    def _kernel(self, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        """Follow a kernel that declares what it reads in front of what it writes."""
+        count = len(_split(kwargs.get("in_params", args[0] if args else "")))
 
-        def make(*args: Any, **kwargs: Any) -> Any:
-            kernel = native(*args, **kwargs)
-            count = len(_split(kwargs.get("in_params", args[0] if args else "")))
+        def done(result: Any, *args: Any, **kwargs: Any) -> None:
+            reads = list(self._arrays(args[:count]))
+            writes = list(self._arrays([*args[count:], kwargs.get("out"), result]))
+            label = f"cupy {getattr(kernel, 'name', 'kernel')}"
+            self._recorder.launched(label, reads, writes, stream=self._actor())
 
-            def call(*args: Any, **kwargs: Any) -> Any:
-                result = self._inside(kernel, *args, **kwargs)
-                reads = list(self._arrays(args[:count]))
-                writes = list(self._arrays([*args[count:], kwargs.get("out"), result]))
-                label = f"cupy {getattr(kernel, 'name', 'kernel')}"
-                self._recorder.launched(label, reads, writes, stream=self._actor())
-                return result
+        return _Function(kernel, self._following(kernel, done))
 
-            return _Function(kernel, call)
+    def _raw_kernel(self, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        code = kwargs.get("code", args[0] if args else "")
+        return self._raw(kernel, kwargs.get("name", args[1] if len(args) > 1 else ""), code)
 
-        return make
+    def _raw_module(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        code = kwargs.get("code", args[0] if args else None) or ""
 
-    def _raw_kernel(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            code = kwargs.get("code", args[0] if args else "")
-            name = kwargs.get("name", args[1] if len(args) > 1 else "")
-            return self._raw(native(*args, **kwargs), name, code)
+        class Module(_Function):
+            """A module whose kernels are followed."""
 
-        return make
+            def get_function(own, name: str) -> Any:
+                return self._raw(module.get_function(name), name, code)
 
-    def _raw_module(self, native: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            module, code = native(*args, **kwargs), kwargs.get("code") or ""
-
-            class Module(_Function):
-                """A module whose kernels are followed."""
-
-                def get_function(own, name: str) -> Any:
-                    return self._raw(module.get_function(name), name, code)
-
-            return Module(module, module)
-
-        return make
+        return Module(module, module)
 
     def _raw(self, kernel: Any, name: str, code: str) -> Any:
         constant = constant_parameters(code, name)
 
-        def call(grid: Any, block: Any, args: Sequence[Any], **kwargs: Any) -> Any:
-            result = self._inside(kernel, grid, block, args, **kwargs)
+        def done(_: Any, grid: Any, block: Any, args: Sequence[Any], **kwargs: Any) -> None:
             arrays = [(i, a) for i, v in enumerate(args) for a in self._arrays([v])]
             reads = [a for _, a in arrays]
             writes = [a for i, a in arrays if i not in constant]
@@ -288,9 +280,8 @@ class _Cupy:
             self._recorder.launched(
                 f"cupy {name}", reads, writes, stream=self._actor(stream), is_possible=True
             )
-            return result
 
-        return _Function(kernel, call)
+        return _Function(kernel, self._following(kernel, done))
 
 
 class _Function:
@@ -300,6 +291,14 @@ class _Function:
         self._native, self._called = native, call
         self.__doc__ = native.__doc__
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """That of the function, for ``isinstance``."""
+        return type(self._native)
+
+    def __reduce__(self) -> Any:
+        return copy, (self._native,)  # it is pickled as the function is
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._called(*args, **kwargs)
 
@@ -308,6 +307,31 @@ class _Function:
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+
+def _standing_for(native: Any, made: Callable[..., Any] | None = None, **methods: Any) -> Any:
+    """Return a class that stands for another one, also for ``isinstance`` and subclasses.
+
+    Args:
+        made: Returns what the program gets for an instance that it makes.
+        methods: Replaced ones.
+    """
+
+    class Standing(type(native)):  # type: ignore[misc]
+        """The class of the class."""
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not standing or made is None:
+                return super().__call__(*args, **kwargs)
+            return made(native(*args, **kwargs), *args, **kwargs)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return (
+                isinstance(value, native) if cls is standing else super().__instancecheck__(value)
+            )
+
+    standing = Standing(native.__name__, (native,), methods)
+    return standing
 
 
 def _then(native: Callable[..., Any], ended: Callable[..., None]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -25,21 +25,39 @@ _new_lock: Final = threading.Lock
 _new_rlock: Final = threading.RLock
 
 
+class _HandOver:
+    """An event that stands for all that a thread has done; forgotten when nobody holds it.
+
+    Attributes:
+        actor: The thread's number in the trace.
+        number: The event's; a later event of the thread has a larger one, and stands for more.
+    """
+
+    __slots__ = ("_recording", "actor", "number")
+
+    def __init__(self, recording: Recording, actor: int) -> None:
+        self._recording, self.actor = recording, actor
+        self.number = recording.hand_over(actor)
+
+    def __del__(self) -> None:
+        self._recording.event_gone(self.number)
+
+
 class _Thread:
     """What is known of a thread.
 
     Attributes:
         actor: Its number in the trace.
-        event: Stands for all that it has done, unless it is stale.
-        is_stale: Whether it has done more since.
-        known: Events of other threads that it comes after.
+        event: Stands for all that it has done; None if that is not recorded yet.
+        known: By actor the latest event of another thread that it comes after.
     """
 
-    __slots__ = ("actor", "event", "is_stale", "known")
+    __slots__ = ("actor", "event", "known")
 
     def __init__(self, actor: int) -> None:
-        self.actor, self.event, self.is_stale = actor, -1, True
-        self.known: set[int] = set()
+        self.actor = actor
+        self.event: _HandOver | None = None
+        self.known: dict[int, int] = {}
 
 
 class HostThreads:
@@ -55,8 +73,8 @@ class HostThreads:
         self._threads: WeakKeyDictionary[threading.Thread, _Thread] = WeakKeyDictionary()
         first = self._threads[threading.current_thread()] = _Thread(HOST)
         self._outside = first
-        self._ends: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
-        self._starts: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+        self._ends: WeakKeyDictionary[threading.Thread, _HandOver | None] = WeakKeyDictionary()
+        self._starts: WeakKeyDictionary[threading.Thread, _HandOver | None] = WeakKeyDictionary()
         self._local = threading.local()
         self._is_on, self._process = True, os.getpid()
 
@@ -93,29 +111,30 @@ class HostThreads:
     def actor(self, is_own: bool) -> int:
         """Return the actor of the calling thread; note whether it does something itself."""
         state = self.here()
-        state.is_stale |= is_own
+        if is_own:
+            state.event = None
         return state.actor
 
-    def release(self) -> int:
+    def release(self) -> _HandOver | None:
         """Return an event that stands for all that the calling thread has done."""
         if not self._is_recorded:
-            return -1
+            return None
         with self._recording.lock:
             state = self.here()
-            if state.is_stale:
-                state.event, state.is_stale = self._recording.hand_over(state.actor), False
+            if state.event is None:
+                state.event = _HandOver(self._recording, state.actor)
             return state.event
 
-    def acquire(self, event: int) -> None:
-        """Let the calling thread come after an event; below zero after nothing."""
-        if event < 0 or not self._is_recorded:
+    def acquire(self, event: _HandOver | None) -> None:
+        """Let the calling thread come after an event; after nothing if there is none."""
+        if event is None or not self._is_recorded:
             return
         with self._recording.lock:
             state = self.here()
-            if event != state.event and event not in state.known:
-                state.known.add(event)
-                state.is_stale = True
-                self._recording.take_over(state.actor, event)
+            if state.actor != event.actor and state.known.get(event.actor, -1) < event.number:
+                state.known[event.actor] = event.number
+                state.event = None
+                self._recording.take_over(state.actor, event.number)
 
     # --- what hands over --------------------------------------------------------------------------
 
@@ -128,7 +147,7 @@ class HostThreads:
         """Note that a thread begins and ends, in that thread."""
         actor = self._recording.host_thread(thread.name)
         self._local.state = self._threads[thread] = _Thread(actor)
-        self.acquire(self._starts.get(thread, -1))
+        self.acquire(self._starts.get(thread))
         try:
             yield
         finally:
@@ -136,11 +155,12 @@ class HostThreads:
 
     def joined(self, thread: threading.Thread) -> None:
         """Note that the calling thread has seen another one end."""
-        self.acquire(self._ends.get(thread, -1))
+        self.acquire(self._ends.get(thread))
 
     def patch(self, patches: Patches) -> None:
         """Replace locks, queues, and starts and ends of threads."""
         threads, start, join = self, threading.Thread.start, threading.Thread.join
+        run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
         class Lock(_Lock):
             __slots__ = ()
@@ -169,6 +189,10 @@ class HostThreads:
             threads.started(thread)
             start(thread)
 
+        def bootstrap(thread: threading.Thread) -> None:
+            with threads.running(thread) if threads._is_recorded else nullcontext():
+                run(thread)
+
         def joined(thread: threading.Thread, timeout: float | None = None) -> None:
             join(thread, timeout)
             if not thread.is_alive():
@@ -178,6 +202,7 @@ class HostThreads:
         patches.set(threading, "RLock", RLock)
         patches.set(queue, "SimpleQueue", SimpleQueue)
         patches.set(threading.Thread, "start", started)
+        patches.set(threading.Thread, "_bootstrap_inner", bootstrap)
         patches.set(threading.Thread, "join", joined)
 
 
@@ -189,7 +214,16 @@ class _Lock:
     of: HostThreads
 
     def __init__(self) -> None:
-        self._lock, self._event = self.made_by(), -1
+        self._lock = self.made_by()
+        self._event: _HandOver | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The native class, for ``isinstance``."""
+        return type(self._lock)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._lock.__reduce_ex__(protocol)  # says that it cannot be pickled or copied
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Acquire the lock, and come after who has released it."""

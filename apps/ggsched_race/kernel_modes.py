@@ -2,7 +2,7 @@
 
 A value is followed by the parameters that it may point into: ``a + offsets`` points where ``a``
 does, what ``tl.load`` returns points nowhere. Functions that a kernel calls are followed too.
-Statements count in their order; of branches both count, of loops the second turn as well.
+Statements count in their order; of branches both count, of loops as many turns as find more.
 """
 
 import ast
@@ -113,11 +113,13 @@ class _Walk:
     def _loop(self, loop: ast.For | ast.While, state: _State) -> _State:
         if isinstance(loop, ast.For):
             state = _bound(loop.target, self.value(loop.iter, state), state)
-        else:
-            self.value(loop.test, state)
-        for _ in range(2):
+        before: _State | None = None
+        while state != before:
+            before = state
+            if isinstance(loop, ast.While):
+                self.value(loop.test, state)
             state = _both(state, self.block(loop.body, state))
-        return state
+        return self.block(loop.orelse, state)
 
     def _assign(self, target: ast.expr, value: ast.expr, state: _State) -> _State:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -136,6 +138,13 @@ class _Walk:
                 return state.get(name, _NOWHERE)
             case ast.Call():
                 return self._call(node, state)
+            case (
+                ast.ListComp(elt=item, generators=loops)
+                | ast.GeneratorExp(elt=item, generators=loops)
+            ):
+                for loop in loops:
+                    state = _bound(loop.target, self.value(loop.iter, state), state)
+                return self.value(item, state)
             case ast.Compare() | ast.BoolOp():
                 self._all(ast.iter_child_nodes(node), state)
                 return _NOWHERE
@@ -174,13 +183,16 @@ class _Walk:
 
     def _resolved(self, func: ast.expr) -> Any:
         """Return the function of a kernel that is called, if it is one."""
-        if isinstance(func, ast.Name):
-            found = self._scope.get(func.id)
-        elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
-            found = getattr(self._scope.get(func.value.id), func.attr, None)
-        else:
-            return None
+        found = self._meant(func)
         return found if text_of(found) is not None else None
+
+    def _meant(self, name: ast.expr) -> Any:
+        """Return what a name means, with dots or without; None of anything else."""
+        if isinstance(name, ast.Name):
+            return self._scope.get(name.id)
+        if isinstance(name, ast.Attribute):
+            return getattr(self._meant(name.value), name.attr, None)
+        return None
 
     def _applied(
         self, called: Any, args: list[Origins], named: dict[str, Origins], everything: Origins

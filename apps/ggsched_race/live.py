@@ -101,6 +101,8 @@ class LiveCheck:
         if "gone" in found:
             self.races.forget(found["gone"])
             self._memories.pop(found["gone"], None)
+        if "event_gone" in found:
+            self.races.forget_event(found["event_gone"])
         if "notice" in found:
             self._notices.append(found["notice"])
         self._name = found.get("name", self._name)
@@ -143,24 +145,27 @@ def follow(
         The check; None of a program that has ended before it was recorded.
     """
     while not journal.exists():
-        if _has_ended(program):
-            break
-    if not journal.exists():
-        return None
+        if _has_ended(program) and not journal.exists():
+            return None
     with open_regular(journal) as file:
         check = LiveCheck(file, suppressions)
         is_last = False
-        while check.finding is None and not is_last:
-            is_last = _has_ended(program)
-            check.read()
-        if not is_last:
-            program.send_signal(signal.SIGINT)
-            try:
-                program.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                program.kill()
-                program.wait()
+        try:
+            while check.finding is None and not is_last:
+                is_last = _has_ended(program)
+                check.read()
+        finally:  # also of a journal that cannot be read
+            _end(program)
     return check
+
+
+def _end(program: "subprocess.Popen[bytes]") -> None:
+    program.send_signal(signal.SIGINT)  # nothing happens to one that has ended
+    try:
+        program.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
 
 
 def _has_ended(program: "subprocess.Popen[bytes]") -> bool:

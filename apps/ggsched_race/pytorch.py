@@ -147,8 +147,7 @@ class Recorder:
                         self.take_back()
                         self._record(op, args, kwargs, result)
             except Exception as error:  # the program goes on, whatever its tensors are
-                why = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self.recording.notice(f"{op.label} is not recorded: {why}")
+                self.recording.notice(f"{op.label} is not recorded: {first_line(error)}")
             return result
         finally:
             local.site = None
@@ -187,6 +186,14 @@ class Recorder:
             yield
         finally:
             self._end_deferring(start_s)
+
+    @contextmanager
+    def attempting(self, label: str) -> Iterator[None]:
+        """Record what is no op; the program goes on, whatever its arguments are."""
+        try:
+            yield
+        except Exception as error:
+            self.recording.notice(f"{label} is not recorded: {first_line(error)}")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -444,7 +451,8 @@ class Recorder:
 
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""
-        self._freed.append(address)
+        if self._is_on:  # the hook of another thread may stay
+            self._freed.append(address)
 
     def take_back(self) -> None:
         """Take back what was freed since the last record; of what is out of use say so."""
@@ -680,6 +688,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
         if any(_is_wrapper(t) for t in types):
             return NotImplemented
         return self._call(func, args, kwargs or {})
+
+
+def first_line(error: Exception) -> str:
+    """Return the class of an error and the first line of its text."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _is_wrapper(kind: type) -> bool:

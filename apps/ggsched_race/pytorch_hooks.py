@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.cuda import _gpu_trace
 
 from ggsched_race.cupy_hooks import cupy_actions
 from ggsched_race.patches import Patches
-from ggsched_race.pytorch import DispatchMode, Recorder
+from ggsched_race.pytorch import DispatchMode, Recorder, first_line
 from ggsched_race.triton_hooks import triton_actions
 from ggsched_race.when_imported import when_imported
 
@@ -21,8 +21,13 @@ from ggsched_race.when_imported import when_imported
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
     """Record what the calling thread does, and threads that begin meanwhile."""
+
+    def not_followed(module: str, error: Exception) -> None:
+        """Go on with a version of a library that is made otherwise."""
+        recorder.recording.notice(f"{module} is not followed, or in part: {first_line(error)}")
+
     with ExitStack() as stack:
-        stack.enter_context(_callbacks(recorder))
+        _add_callbacks(stack, recorder)
         patches = stack.enter_context(Patches())
         _patch_waits(patches, recorder)
         _patch_graphs(patches, recorder)
@@ -32,7 +37,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         _patch_threads(patches, recorder)
         actions = _eager_actions(patches, stack, recorder)
         actions |= {**triton_actions(patches, recorder), **cupy_actions(patches, recorder)}
-        stack.enter_context(when_imported(actions))
+        stack.enter_context(when_imported(actions, not_followed))
         stack.enter_context(DispatchMode(recorder.op))
         try:
             yield
@@ -54,9 +59,11 @@ def _eager_actions(
     def run_eagerly() -> None:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
 
+    @wraps(compiled)
     def compile_later(*args: Any, **kwargs: Any) -> Any:
-        run_eagerly()
-        recorder.recording.notice(what)
+        if recorder.is_enabled:  # a program may have kept this function
+            run_eagerly()
+            recorder.recording.notice(what)
         return compiled(*args, **kwargs)
 
     def loaded(frames: ModuleType) -> None:
@@ -78,8 +85,7 @@ def _eager_actions(
     return {"torch._dynamo.eval_frame": loaded}
 
 
-@contextmanager
-def _callbacks(recorder: Recorder) -> Iterator[None]:
+def _add_callbacks(stack: ExitStack, recorder: Recorder) -> None:
     """Register with the hooks of PyTorch's own sanitizer."""
     recording = recorder.recording
 
@@ -115,11 +121,7 @@ def _callbacks(recorder: Recorder) -> Iterator[None]:
     ]
     for registry, callback in hooks:
         registry.add_callback(callback)
-    try:
-        yield
-    finally:
-        for registry, callback in hooks:
-            registry.callback_list.remove(callback)
+        stack.callback(registry.callback_list.remove, callback)
 
 
 def _patch_waits(patches: Patches, recorder: Recorder) -> None:
@@ -250,15 +252,11 @@ def _patch_backward(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_threads(patches: Patches, recorder: Recorder) -> None:
     run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    threads = recorder.threads
 
     def bootstrap(thread: Any) -> None:
-        if not recorder.is_enabled:
-            run(thread)
-            return
-        with DispatchMode(recorder.op), threads.running(thread) if threads else nullcontext():
+        with DispatchMode(recorder.op) if recorder.is_enabled else nullcontext():
             run(thread)
 
     patches.set(threading.Thread, "_bootstrap_inner", bootstrap)
-    if threads is not None:
-        threads.patch(patches)
+    if recorder.threads is not None:
+        recorder.threads.patch(patches)

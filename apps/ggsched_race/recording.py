@@ -11,6 +11,7 @@ the records. ``trace_of_journal`` puts them there, also where the program ended 
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from time import perf_counter
@@ -77,6 +78,7 @@ class Recording:
         self.failure: str | None = None
         self._encoder = msgspec.json.Encoder()
         self._held = bytearray()
+        self._gone_events: deque[int] = deque()
         self._write({"name": name})
         self._start = perf_counter()
         self._actors: dict[object, int] = {}
@@ -108,6 +110,8 @@ class Recording:
     def _write(self, entry: Any) -> None:
         if self.failure is None:
             self._hold(entry)
+            while self._gone_events:
+                self._hold({"event_gone": self._gone_events.popleft()})
             try:
                 self._out.write(self._held)
             except OSError as error:  # the program goes on
@@ -117,7 +121,8 @@ class Recording:
     def _hold(self, entry: Any) -> None:
         """Keep a line for the next one: what memory is made or gone means nothing by itself."""
         if self.failure is None:
-            self._held += self._encoder.encode(entry) + b"\n"
+            line = self._encoder.encode(entry) + b"\n"  # a finalizer may write meanwhile
+            self._held += line
 
     def _emit(self, entry: Entry, chooser: RowChooser | None = None) -> None:
         """Write a record, or keep it where its actor captures."""
@@ -204,6 +209,7 @@ class Recording:
                 event = next(self._event_ids)
                 self._emit({"type": "record", "actor": other, "event": event, "by": HOST})
                 self._emit({"type": "wait", "actor": actor, "event": event, "by": HOST})
+                self.event_gone(event)
 
     # --- memory and work --------------------------------------------------------------------------
 
@@ -293,7 +299,13 @@ class Recording:
 
     def event_deleted(self, key: object) -> None:
         """Forget a handle."""
-        self._events.pop(key, None)
+        event = self._events.pop(key, None)
+        if event is not None:
+            self.event_gone(event)
+
+    def event_gone(self, event: int) -> None:
+        """Say, behind the next record, that none uses an event any more; at any point of one."""
+        self._gone_events.append(event)
 
     def _event(self, key: object) -> int:
         if key not in self._events:

@@ -5,20 +5,19 @@ kernel says (``kernel_modes``). What tuning launches is left out: it is on the s
 same tensors, in front of the launch that counts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from ggsched_race.kernel_modes import Modes, modes_of, scope_of, text_of
 from ggsched_race.patches import Patches
-from ggsched_race.pytorch import Recorder
+from ggsched_race.pytorch import Recorder, first_line
+from ggsched_race.when_imported import Actions
 
 _ALL: Final = "nothing is known of it, so that all arguments count as read and written"
 
 
-def triton_actions(
-    patches: Patches, recorder: Recorder
-) -> Mapping[str, Callable[[ModuleType], None]]:
+def triton_actions(patches: Patches, recorder: Recorder) -> Actions:
     """Return what to do with modules of Triton when they are loaded."""
     launches = _Launches(recorder)
 
@@ -101,6 +100,17 @@ class _Launches:
     ) -> None:
         function = kernel if text_of(function) is None else function  # Inductor's is around it
         label = f"triton {getattr(function, '__name__', 'kernel')}"
+        with self._recorder.attempting(label):
+            self._record(label, function, kernel, args, kwargs)
+
+    def _record(
+        self,
+        label: str,
+        function: Any,
+        kernel: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         modes = self._of(function, label)
         names = getattr(function, "arg_names", ())
         signature = getattr(kernel, "triton_meta", {}).get("signature", {})
@@ -127,8 +137,7 @@ class _Launches:
             try:
                 modes = modes_of(text_of(function) or "", scope_of(function))
             except Exception as error:  # whatever the kernel is, the program goes on
-                why = str(error).partition("\n")[0]
-                self._recorder.recording.notice(f"{label}: {_ALL} ({type(error).__name__}: {why})")
+                self._recorder.recording.notice(f"{label}: {_ALL} ({first_line(error)})")
                 modes = None
             found = self._modes[id(function)] = function, modes
         return found[1]

@@ -83,6 +83,11 @@ class LiveRaces:
         return EventStream("", size, self._followed, self._memories, events, 1, True, names)
 
     @property
+    def events(self) -> int:
+        """Number of events that are kept."""
+        return self._order.events
+
+    @property
     def spaces(self) -> int:
         """Number of memory objects whose accesses are kept."""
         return len(self._maps)
@@ -110,6 +115,10 @@ class LiveRaces:
         """Forget a memory object that nothing will touch any more."""
         self._maps.pop(self._memories[memory].space, None)
         self._memories.pop(memory, None)
+
+    def forget_event(self, event: int) -> None:
+        """Forget an event that no later record names, or is recorded again before that."""
+        self._order.forget(event)
 
     def add(self, entry: Entry) -> list[Clash]:
         """Follow a record; return what it races with."""

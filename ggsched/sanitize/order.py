@@ -115,6 +115,15 @@ class HappensBefore:
             for lane, clock in enumerate(self._clocks)
         )
 
+    @property
+    def events(self) -> int:
+        """Number of recorded events that are known."""
+        return len(self._events)
+
+    def forget(self, event: int) -> None:
+        """Forget a recorded event."""
+        self._events.pop(event, None)
+
     def lane(self, event: Event) -> int:
         """Return the lane that does an event's work."""
         return self._lanes[event.actor][event.is_copy]

@@ -59,11 +59,11 @@ class Device:
 class PooledMemory:
     def __init__(self, nbytes, ptr=None):
         self.ptr, self.size = ptr or next(addresses) << 16, nbytes
-        for hook in hooks:
+        for hook in hooks.values():
             hook.malloc_postprocess(mem_ptr=self.ptr, mem_size=nbytes)
 
     def free(self):
-        for hook in hooks:
+        for hook in hooks.values():
             hook.free_postprocess(mem_ptr=self.ptr)
 
 
@@ -73,10 +73,10 @@ class UnownedMemory(PooledMemory):
 
 class MemoryHook:
     def __enter__(self):
-        hooks.append(self)
+        hooks[self.name] = self
 
     def __exit__(self, *error):
-        hooks.remove(self)
+        del hooks[self.name]
 
 
 class _ndarray_base:
@@ -161,7 +161,7 @@ class ReductionKernel(ElementwiseKernel):
 
 
 handles, addresses = count(0x9000), count(0x4000)
-hooks, current = [], [Stream(0)]
+hooks, current = {}, [Stream(0)]
 
 
 def module():

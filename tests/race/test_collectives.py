@@ -7,8 +7,6 @@ dist = torch.distributed
 if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("PyTorch was built without gloo", allow_module_level=True)
 
-from torch.distributed import _functional_collectives as functional  # noqa: E402
-
 from ggsched_race.patches import Patches  # noqa: E402
 from ggsched_race.simulation import SimulatedCuda  # noqa: E402
 from ggsched_race.watch import watch  # noqa: E402
@@ -65,11 +63,17 @@ def test_tensors_of_a_collective_are_its_own_until_it_is_waited_for(name, waits,
     assert not races or "call wait() of what" in report.findings[0].mend
 
 
+def reduced_copy(x):
+    """Call the functional collective; its wrapper in Python would load the compiler."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(x, "sum", dist.group.WORLD.group_name))
+
+
 def test_synchronous_and_functional_collectives_are_work_of_the_calling_stream():
     def program():
         x, _ = tensors()
         dist.all_reduce(x)
-        y = functional.all_reduce(x + 1, "sum", dist.group.WORLD)
+        y = reduced_copy(x + 1)
         assert (y * 2).sum().item() == 32
         dist.barrier()
 
@@ -95,9 +99,7 @@ def test_result_of_a_functional_collective_is_made_by_two_streams(waits):
 
         with Patches() as patches:
             patches.set(SimulatedCuda, "run", run)
-            name = dist.group.WORLD.group_name
-            y = torch.ops._c10d_functional.all_reduce(x, "sum", name)
-        torch.ops._c10d_functional.wait_tensor(y)
+            y = reduced_copy(x)
         x.zero_()
         if waits:
             torch.cuda.current_stream().wait_event(ended)

@@ -1,5 +1,11 @@
 """What CuPy does, by a module that stands for it: streams, arrays, kernels, memory."""
 
+import copy
+import pickle
+import re
+import sys
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
@@ -19,7 +25,7 @@ def report_of(program, *args):
         program(cupy, *args)
     assert watched.report.notices == (), watched.report.notices
     assert "__add__" not in vars(fake_cupy.ndarray)
-    assert fake_cupy.hooks == []
+    assert fake_cupy.hooks == {}
     return watched.report
 
 
@@ -150,10 +156,66 @@ def test_block_of_the_pool_is_given_again(stream_of_next):
     assert report_of(program).is_clean == (stream_of_next == "same")
 
 
-def test_module_that_is_made_otherwise_is_named_and_left():
+@pytest.mark.parametrize("name", ["cupy", "triton.runtime.jit"])
+def test_module_that_is_made_otherwise_is_named_and_left(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    with watch("otherwise", simulate=True) as watched:
+        pass
+    assert f"{name} is not followed, or in part" in watched.report.to_text()
+
+
+def test_kernels_and_functions_are_what_they_are_without_a_recorder():
+    def program(cupy):
+        class Own(cupy.RawKernel):
+            pass
+
+        made = cupy.RawKernel(TWICE, "twice")
+        module = cupy.RawModule(code=TWICE)
+        for kind in (cupy.RawKernel, fake_cupy.RawKernel):
+            assert isinstance(made, kind)
+            assert isinstance(module.get_function("twice"), kind)
+            assert isinstance(fake_cupy.RawKernel(TWICE, "twice"), kind)
+            assert isinstance(Own(TWICE, "twice"), kind)
+        assert not isinstance(made, Own)
+        assert isinstance(module, cupy.RawModule)
+        assert isinstance(fake_cupy.Device(), cupy.cuda.Device)
+        assert isinstance(cupy.add, types.FunctionType)
+        assert pickle.loads(pickle.dumps(cupy.add)) is fake_cupy.add
+        assert copy.deepcopy(made).name == "twice"
+
+    report_of(program)
+
+
+def test_kernel_that_outlives_the_recording_works_and_is_not_recorded():
     with watch("cupy", simulate=True) as watched, Patches() as patches:
-        cupy_actions(patches, watched._recorder)["cupy"](torch)
-    assert "CuPy is not followed" in watched.report.to_text()
+        cupy_actions(patches, watched._recorder)["cupy"](cupy := fake_cupy.module())
+        kernel, journal = cupy.ElementwiseKernel("T x", "T y", "y = x"), recorded_in(watched)
+    before, x = journal.getvalue(), fake_cupy.zeros(4)
+    with fake_cupy.Stream():
+        assert kernel(x, x) is x
+    assert journal.getvalue() == before
+
+
+def recorded_in(watched):
+    return watched._recorder.recording._out
+
+
+def test_kernel_within_a_function_is_a_part_of_it():
+    cupy, kernels = fake_cupy.module(), []
+    cupy.applied = lambda x: (kernels[0](x, x), x + 1, x)[2]
+    with watch("cupy", simulate=True) as watched, Patches() as patches:
+        cupy_actions(patches, watched._recorder)["cupy"](cupy)
+        kernels.append(cupy.ElementwiseKernel("T x", "T y", "y = x"))
+        cupy.applied(x := cupy.zeros(8))
+        x.fill(1)
+    assert re.findall(rb'"label":"(.*?)"', watched.trace) == [b"cupy zeros", b"cupy fill"]
+
+
+def test_end_is_clean_where_another_thread_has_imported_it():
+    with watch("cupy", simulate=True) as watched, Patches() as patches:
+        cupy_actions(patches, watched._recorder)["cupy"](fake_cupy.module())
+        fake_cupy.hooks.clear()
+    assert "__add__" not in vars(fake_cupy.ndarray)
 
 
 def test_parameters_that_point_to_constants():

@@ -1,11 +1,8 @@
 """Threads of the host as actors: what hands over, what does not, and what stays clean."""
 
-import io
-import os
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from random import Random
 
 import pytest
 
@@ -130,20 +127,6 @@ def test_threads_are_as_before_after_a_recording():
     assert (vars(threading), vars(threading.Thread), queue.SimpleQueue) == before
 
 
-def test_locks_in_a_forked_process_are_not_recorded(monkeypatch):
-    from ggsched_race.host_threads import HostThreads
-    from ggsched_race.recording import Recording
-
-    out = io.BytesIO()
-    threads = HostThreads(Recording(out, "forked"))
-    assert threads.release() >= 0
-    before = out.getvalue()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert threads.release() == -1
-    threads.acquire(7)
-    assert out.getvalue() == before
-
-
 @pytest.mark.parametrize(
     "program",
     [
@@ -162,82 +145,3 @@ def test_ordinary_program_is_clean_with_threads_apart(program):
 @pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
 def test_verdict_on_published_race_is_the_same(program, mended):
     assert report_of(program, mended, threads=True).is_clean == mended
-
-
-# --- random threads -------------------------------------------------------------------------------
-
-THREADS, REGIONS, QUEUES = 3, 2, 2
-
-
-def drawn(seed):
-    """Return steps: (thread, "write", region), (thread, "put", queue), (thread, "get", queue)."""
-    random, waiting, steps = Random(seed), [0] * QUEUES, []
-    for _ in range(random.randint(2, 9)):
-        thread, which = random.randrange(THREADS), random.randrange(2)
-        what = random.choice(("write", "put", "get") if waiting[which] else ("write", "put"))
-        waiting[which] += {"write": 0, "put": 1, "get": -1}[what]
-        steps.append((thread, what, which))
-    return steps
-
-
-def races(steps):
-    """Whether two writes to a region are in no order of threads and items of queues."""
-    before = [set() for _ in range(THREADS)]  # steps that a thread comes after
-    items, writes, racing = [[] for _ in range(QUEUES)], [[] for _ in range(REGIONS)], False
-    for number, (thread, what, which) in enumerate(steps):
-        known = before[thread]
-        if what == "get":
-            known |= items[which].pop(0)
-        if what == "put":
-            items[which].append(set(known))
-        if what == "write":
-            racing |= any(other not in known for other in writes[which])
-            writes[which].append(number)
-            known.add(number)
-    return racing
-
-
-def performed(steps):
-    """Let threads take the steps in turn; what keeps their turns is unknown to the recorder."""
-    array, queues = pinned(REGIONS * 8), [queue.SimpleQueue() for _ in range(QUEUES)]
-    turns, ended = [native() for _ in range(THREADS)], native()
-    for lock in (*turns, ended):
-        lock.acquire()
-    step = []
-
-    def work(mine):
-        while True:
-            turns[mine].acquire()
-            if not step:
-                return
-            _, what, which = step[0]
-            if what == "write":
-                array[which * 8 : which * 8 + 8] = 1
-            elif what == "put":
-                queues[which].put(None)
-            else:
-                queues[which].get()
-            ended.release()
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for taken in steps:
-        step[:] = [taken]
-        turns[taken[0]].release()
-        ended.acquire()
-    step.clear()
-    for turn, thread in zip(turns, threads, strict=True):
-        turn.release()
-        thread.join()
-
-
-@pytest.mark.parametrize("block", range(4))
-def test_verdict_on_random_threads_is_that_of_their_hand_overs(block):
-    verdicts = []
-    for seed in range(block * 15, block * 15 + 15):
-        steps = drawn(seed)
-        report = report_of(performed, steps, threads=True)
-        assert report.is_clean != races(steps), (steps, report.to_text())
-        verdicts.append(report.is_clean)
-    assert {True, False} == set(verdicts)

@@ -26,7 +26,9 @@ FETCH = Helper("def fetch(p, offs):\n    return tl.load(p + offs)\n")
 MOVED = Helper("def moved(p, k):\n    return p + k\n")
 PUT = Helper("def put(p, v):\n    tl.store(p, v)\n")
 DEEP = Helper("def deep(p, v):\n    put(moved(p, 3), v)\n", put=PUT, moved=MOVED)
-SCOPE = {"fetch": FETCH, "moved": MOVED, "helpers": SimpleNamespace(put=PUT), "deep": DEEP}
+HELPERS = SimpleNamespace(put=PUT)
+SCOPE = {"fetch": FETCH, "moved": MOVED, "helpers": HELPERS, "deep": DEEP}
+SCOPE["package"] = SimpleNamespace(helpers=HELPERS)
 CASES = [
     (["tl.store(out + offs, tl.load(x + offs) + tl.load(y + offs))"], "x y", "out"),
     (["a = x + offs", "v = tl.load(a, mask=n > 1)", "tl.store(pointer=out, value=v)"], "x", "out"),
@@ -36,6 +38,15 @@ CASES = [
     (["p, q = x, out", "tl.store(q, tl.load(p))"], "x", "out"),
     (["a = x", "if n > 3:", "    a = y", "tl.store(out, tl.load(a))"], "x y", "out"),
     (["a = x", "for i in range(n):", "    tl.store(out, tl.load(a))", "    a = y"], "x y", "out"),
+    (
+        ["a, b, c = out, out, out", "for i in range(n):"]
+        + [f"    {line}" for line in ("v = tl.load(a)", "a = b", "b = c", "c = x")],
+        "x out",
+        "",
+    ),
+    (["while n:", "    n = n - 1", "else:", "    tl.store(out, tl.load(x))"], "x", "out"),
+    (["package.helpers.put(out, 1)"], "", "out"),
+    (["v = [tl.load(p) for p in (x, y)]"], "x y", ""),
     (["a = x + 1", "a = tl.load(a)", "tl.store(out + a, 1)"], "x", "out"),
     (["d = tl.make_tensor_descriptor(x, shape=[n])", "tl.store(out, d.load([0]))"], "x", "out"),
     (["d = tl.make_block_ptr(base=out)", "d = tl.advance(d, [1])", "tl.store(d, 1)"], "", "out"),

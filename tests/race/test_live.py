@@ -1,8 +1,10 @@
 """A program that is checked while it runs: the same verdicts, in memory of what is in use."""
 
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,7 +14,7 @@ from ggsched.sanitize import check_trace
 from ggsched.sanitize.live import LiveRaces
 from ggsched.sanitize.races import AccessMap
 from ggsched.trace.export import read_trace
-from ggsched_race.live import LiveCheck
+from ggsched_race.live import LiveCheck, follow
 from tests.meta.repository import ROOT
 from tests.race.random_programs import recorded, variants
 
@@ -127,6 +129,18 @@ def test_memory_that_is_out_of_use_is_forgotten(written):
     assert check.finding is None, check.finding
     assert check.races.records > 1000
     assert check.races.spaces < 30
+    assert check.races.events < 30
+
+
+def test_program_is_ended_where_its_journal_cannot_be_read(tmp_path):
+    journal = tmp_path / "journal"
+    journal.write_bytes(b"{nonsense\n")
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    default = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # whatever the caller ignores
+    with subprocess.Popen(command, preexec_fn=default) as program:
+        with pytest.raises(msgspec.DecodeError):
+            follow(program, journal, ())
+        assert program.poll() is not None
 
 
 ENDLESS = """

@@ -18,6 +18,7 @@ from ggsched_race.byte_runs import MAX_RUNS, chosen_runs, indexed_starts, stride
 from ggsched_race.call_sites import CallSites, Frame, assigned_name
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.html_page import to_html
+from ggsched_race.patches import Patches
 from ggsched_race.program import _ended_by
 from ggsched_race.recording import HOST, Recording, RowChooser, trace_of_journal
 from ggsched_race.report import RaceReport, check_program
@@ -517,3 +518,36 @@ def test_trace_that_cannot_be_written_is_refused_before_the_block(tmp_path):
     ):
         begun.append(None)
     assert begun == []
+
+
+def test_all_patches_are_put_back_where_leaving_fails():
+    class Owner:
+        own = 1
+
+    class Fails:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            raise KeyError("made by another thread")
+
+    class Fixed(type):
+        def __setattr__(cls, name, value):
+            raise TypeError("cannot set")
+
+    def replaced():
+        with Patches() as patches:
+            replace(patches)
+
+    def replace(patches):
+        patches.set(Owner, "own", 2)
+        patches.set(Owner, "new", 2)
+        patches.enter(Fails())
+        with pytest.raises(TypeError, match="cannot set"):
+            patches.set(Fixed("Fixed", (), {}), "x", 1)
+        assert (Owner.own, Owner.new) == (2, 2)
+
+    with pytest.raises(KeyError, match="another thread"):
+        replaced()
+    assert Owner.own == 1
+    assert not hasattr(Owner, "new")

@@ -160,3 +160,17 @@ def test_functions_that_were_compiled_before_run_op_by_op():
         torch._dynamo.optimize(backend)(lambda x: x * 2)(torch.ones(4, device="cuda"))
     assert calls == []
     assert "op by op" in watched.report.notices[0]
+
+
+def test_compile_that_a_program_keeps_compiles_after_the_recording():
+    calls = []
+
+    def backend(module, inputs):
+        calls.append(inputs)
+        return module.forward
+
+    with watch("kept", simulate=True):
+        compiled = torch.compile
+    assert compiled.__name__ == torch.compile.__name__
+    compiled(lambda x: x + 1, backend=backend)(torch.ones(4))
+    assert len(calls) == 1
