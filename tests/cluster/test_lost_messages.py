@@ -154,7 +154,7 @@ def test_long_work_that_gets_on_is_no_failure(monkeypatch):
     """Each device takes half of the timeout to be measured; no message comes meanwhile."""
     net = SimTransport()
 
-    def measured(devices, seconds, progress):
+    def measured(devices, seconds, progress, **_):
         for _ in range(10):
             net.wait(lambda: False, TIMEOUT_S / 2)
             progress("cpu:0", "a product")
