@@ -61,8 +61,9 @@ def exit_codes():
         process = get_context("fork").Process(target=find, args=(fault,))
         process.start()
         process.join(120)
-        process.kill()  # where the fault has stopped it for good
-        codes[fault] = 1 if process.exitcode is None else process.exitcode
+        code = process.exitcode
+        process.kill()  # where the fault has stopped it for good, which is no finding
+        codes[fault] = 1 if code is None else code
     return codes
 
 
