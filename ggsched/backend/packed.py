@@ -65,11 +65,11 @@ def decode_blocks(blocks: Bytes, dtype: DType) -> Floats:
     return plain.astype(np.float64)
 
 
-KNOWN_NBYTES = 1 << 14
+KNOWN_NBYTES = 72 << 10
 """Size of weights up to which their elements are kept: runs of a model decode the same ones."""
 
 
-@lru_cache(256)
+@lru_cache(128)
 def _known(raw: bytes, shape: tuple[int, ...], layout: BlockLayout) -> Floats:
     return decode_layout(np.frombuffer(raw, np.uint8).reshape(shape), layout)
 

@@ -6,6 +6,7 @@ is who is given which address, behind which event, and how long memory stays.
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -177,6 +178,7 @@ def test_layers_that_gpus_share(runner, monkeypatch, arch, gpus):
         return make(self, cache, name, defines, *rest, **more)
 
     monkeypatch.setattr(SoftwareDriver, "function", function)
+    monkeypatch.setattr(tensor, "_enqueue_s", partial(tensor._enqueue_s, steps=2))  # untimed here
     tiny = replace(TINY, n_layer=gpus // 2, n_head_kv=gpus, n_ff=64 * gpus)
     with in_software(runner, arch=arch, gpus=gpus) as driver:
         sides = tensor.Sides(spec_of(tiny, BF16), [f"cuda:{i}" for i in range(gpus)], 8, 8)

@@ -129,7 +129,7 @@ def _packed(t: Tensor, value: Array) -> npt.NDArray[np.uint8]:
             where=t.name,
             hint=f"pass {numpy_dtype(t.dtype)}{list(numpy_shape(t.dtype, t.shape))}",
         )
-    return np.frombuffer(value.tobytes(), np.uint8).copy()
+    return np.array(value, order="C").reshape(-1).view(np.uint8)
 
 
 def _run_node(
@@ -150,7 +150,7 @@ def _run_node(
     op = op_by_name(node.op)
     read = operands[:1] if node.op == "cpy" else operands  # cpy never reads its destination
     loaded = [_load(t, storages) for t in read]
-    loaded = [a.astype(compute) if a.dtype == np.float64 else a for a in loaded]
+    loaded = [a.astype(compute, copy=False) if a.dtype == np.float64 else a for a in loaded]
     loaded = as_library_has_them(node.op, loaded, [t.dtype for t in read])
     params = op.full(node.params)
     value = computed(op, loaded, params)
