@@ -69,7 +69,7 @@ KNOWN_NBYTES = 72 << 10
 """Size of weights up to which their elements are kept: runs of a model decode the same ones."""
 
 
-@lru_cache(128)
+@lru_cache(64)
 def _known(raw: bytes, shape: tuple[int, ...], layout: BlockLayout) -> Floats:
     return decode_layout(np.frombuffer(raw, np.uint8).reshape(shape), layout)
 
