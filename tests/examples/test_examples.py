@@ -62,7 +62,9 @@ def load(name, monkeypatch):
 )
 def test_the_properties_find_a_wrong_kernel(test, monkeypatch):
     """Making the graph smaller that was found takes most of the time, and is left out."""
-    settings.register_profile("as-found", settings.default, phases=[Phase.generate])
+    settings.register_profile(
+        "as-found", settings.default, phases=[Phase.generate], max_examples=50
+    )
     settings.load_profile("as-found")
     example = load("property_test_backend", monkeypatch)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
