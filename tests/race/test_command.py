@@ -286,35 +286,22 @@ def test_watch_inside_a_recorded_program_is_one_line_and_harms_no_record(program
 
 
 @needs_torch
-def test_interrupted_program_gives_what_was_found(program):
-    text = (
-        RACE
-        + """
+@pytest.mark.parametrize(
+    ("name", "ends", "said"),
+    [
+        ("SIGINT", "os.kill(os.getpid(), signal.SIGINT)", "exit code 130"),
+        ("SIGTERM", "while True: signal.pause()", "signal SIGTERM"),
+    ],
+)
+def test_program_ended_by_a_signal_gives_what_was_found(program, name, ends, said):
+    text = f"""{RACE}
     import os, signal
-    os.kill(os.getppid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getppid(), signal.{name})
+    {ends}
 """
-    )
-    done = race(program(text))
-    assert done.returncode == 1
-    assert "exit code 130" in done.stderr
-    assert "nothing orders" in done.stdout
-
-
-@needs_torch
-def test_terminated_program_gives_what_was_found(program):
-    text = (
-        RACE
-        + """
-    import os, signal
-    os.kill(os.getppid(), signal.SIGTERM)
-    while True:
-        signal.pause()
-"""
-    )
     done = race(program(text))
     assert done.returncode == 1, done.stderr
-    assert "signal SIGTERM" in done.stderr
+    assert said in done.stderr
     assert "nothing orders" in done.stdout
 
 
