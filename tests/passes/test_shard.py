@@ -235,6 +235,37 @@ def test_summands_are_added_in_one_order_by_everyone():
     assert sums[1] == sums[0][: len(sums[1])]
 
 
+def test_a_bias_is_added_to_one_summand():
+    """Then what adds up can add the hidden state and normalise, too, in one kernel."""
+    g, rng = GraphBuilder(), np.random.default_rng(0)
+    x, residual = g.input("x", (3, 8)), g.input("residual", (3, 4))
+    w, bias, norm = g.weight("w", (4, 8)), g.weight("bias", (4,)), g.weight("norm", (4,))
+    made = g.add(g.add(g.mul_mat(w, x), bias, name="biased"), residual, name="hidden")
+    normed = g.mul(g.rms_norm(made, eps=1e-5), norm)
+    graph = g.build(g.mul_mat(g.weight("next", (4, 4)), normed))
+    both = dict.fromkeys(("bias", "norm"), Whole((0, 1)))
+    cut = {"w": Split(1, ((4, 4),)), "next": Split(0, ((2, 2),))}
+    shards = Shards(2, both | cut)
+    sharded = shard_graph(graph, shards)
+    names = Counter(part_of(n.name)[0] for n in sharded.graph.nodes)
+    assert names["biased"] == 1
+    assert names["hidden"] == 2
+    adders = {n.output for n in sharded.graph.nodes if part_of(n.name)[0] == "biased_sum"}
+    readers = [n.name for n in sharded.graph.nodes if adders & set(n.inputs)]
+    assert sorted(part_of(name)[0] for name in readers) == ["hidden", "hidden"]
+    values = {
+        t: rng.normal(size=graph.named(t).shape).astype(np.float32)
+        for t in ("x", "residual", "w", "bias", "norm", "next")
+    }
+    found = run_oracle(sharded.graph, parts_of(values, graph, shards))
+    np.testing.assert_allclose(
+        found[sharded.tensor_of[graph.outputs[0]]],
+        run_oracle(graph, values)[graph.outputs[0]],
+        rtol=RTOL,
+        atol=ATOL,
+    )
+
+
 def test_what_is_received_is_enqueued_before_the_next_product():
     """A copy may stand on its sender's queue: behind a product it would be late."""
     graph, shards = two_layers()

@@ -7,12 +7,13 @@ up first.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final, Literal
 
 from ggsched.ir.dtype import F32
 from ggsched.ir.graph import Node
 from ggsched.ir.ops import op_by_name
-from ggsched.ir.tensor import Tensor
+from ggsched.ir.tensor import Role, Tensor
 from ggsched.passes.shard.layout import Layout, Partial, Split, Whole
 
 WHOLE: Final[Literal["whole"]] = "whole"
@@ -126,9 +127,13 @@ def _linear(node: Node, operands: Sequence[Operand]) -> Decision | None:
     layouts = [o.layout for o in operands]
     partial = next(p for p in layouts if isinstance(p, Partial))
     if node.op in ("add", "sub"):
-        same = all(p == partial for p in layouts)
-        same = same and operands[0].tensor.shape == operands[1].tensor.shape
-        return Decision(partial, (None, None)) if same else None
+        x, other = operands
+        if x.layout == other.layout and x.tensor.shape == other.tensor.shape:
+            return Decision(partial, (None, None))
+        # A bias. What is no weight, such as the hidden state, is added to the sum by each.
+        is_bias = isinstance(other.layout, Whole) and other.tensor.role is Role.WEIGHT
+        is_bias = is_bias and prod(other.tensor.shape) <= prod(x.tensor.shape)
+        return Decision(partial, (None, WHOLE), once=True) if is_bias else None
     if node.op == "scale":
         return Decision(partial, (None,)) if not node.param("bias") else None
     if node.op == "mul" and any(isinstance(p, Whole) for p in layouts):
