@@ -36,7 +36,7 @@ from ggsched_cuda_kernels.decode.rope_attention import OPS as ATTENTION
 from ggsched_cuda_kernels.decode.rope_attention import join_attention
 from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.states import join_conv, join_linear_attention
-from ggsched_cuda_kernels.decode.sums import fits_sum_add, lower_sum_add
+from ggsched_cuda_kernels.decode.sums import fits_sum_add, join_last_sum, lower_sum_add
 from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
@@ -141,13 +141,16 @@ FUSED: Final[Mapping[str, Fused]] = {
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
     join_products, join_routed, join_experts, join_attention, join_heads, join_tokens, join_route,
-    join_sums, join_conv, join_linear_attention, join_elements,
+    join_sums, join_last_sum, join_conv, join_linear_attention, join_elements,
     *(partial(join, site=CudaLoweringContext) for join in (join_chain, join_convolution)),
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
 SUMS: Final = (PATTERN, f"{PATTERN}, {PATTERN}")
-SUMMED_FOR: Final = ("", ", mul_mat", ", mul_mat, mul_mat, mul_mat", ", mul_mat*2+swiglu")
+_BIASED: Final = ", mul_mat+add"
+SUMMED_FOR: Final = (
+    "", ", mul_mat", ", mul_mat" * 3, _BIASED, _BIASED * 3, ", mul_mat*2+swiglu",
+)  # fmt: skip
 
 NEIGHBOURS: Final = frozenset(
     {

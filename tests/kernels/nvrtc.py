@@ -139,8 +139,8 @@ def programs():
     units = {"UNITS_0": 2, "UNITS_1": 1, "UNITS_2": 1}
     for jobs in (2, 3):
         yield "rope_tokens", _sorted({**COMMON, "LANES": 256, "JOBS": jobs, **units})
-    yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4})
     for norm in (0, 1):
+        yield "sum_add", _sorted({**COMMON, "LANES": 64, "COUNT": 4, "ALSO": 4 * norm})
         flags = {"NORM": norm, "THIRD": 1 - norm, "HALVES": 2 * norm, "PARTS": 4 - 2 * norm}
         yield "sum_norm", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
     for cut in ROUTES:

@@ -230,3 +230,46 @@ def test_sums_that_do_not_fit_go_node_by_node():
         group = Group("sum_rows+add", tuple(n.node for n in nodes))
         calls, _ = lower([replace(n, group=group) for n in nodes], H200)
         assert [call.kernel for call in calls] == [kernel, "binary"]
+
+
+LAST = [((1, 4, 2880), (0, 2, 1)), ((4, 36), (1, 0)), ((1, 1, 68, 32), None)]
+
+
+@pytest.mark.parametrize(("shape", "order"), LAST)
+def test_sums_that_end_a_program_go_where_gpus_read_them(runner, shape, order):
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    graph = last_sums(shape, order)
+    x = np.random.default_rng(6).integers(-64, 64, shape).astype(np.float32) / 16
+    values = {"x": x}
+    nodes, memory = laid_out(graph, values)
+    (call,), _ = lower(nodes, replace(H200, reads_peers=True))
+    assert (call.kernel, call.also.places) == ("sum_sent", 4)
+    runner.run(call)
+    check(graph, memory, run_oracle(graph, values))
+    others = [Memory(call.also.nbytes) for _ in range(2)]
+    args = [*call.args]
+    for i, other in enumerate(others):
+        args[call.also.arg + 2 * i] = other.view.ctypes.data.to_bytes(8, "little")
+    runner.run(replace(call, args=tuple(args)))
+    own = call.also.buffer.view[call.also.offset :][: call.also.nbytes]
+    for other in others:
+        assert other.view.tobytes() == own.tobytes()
+        assert (other.bytes[-32:] == 0xFF).all()
+
+
+def last_sums(shape, order):
+    g = GraphBuilder("sums")
+    x = g.input("x", shape)
+    return g.build(g.sum_rows(g.permute(x, *order) if order else x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "peers"), [((1, 64, 4), False), ((2, 64, 4), True), ((1, 64, 33), True)]
+)
+def test_other_sums_are_not_sent(shape, peers):
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    nodes, _ = laid_out(last_sums(shape, None), {"x": np.zeros(shape, np.float32)})
+    (call,), _ = lower(nodes, replace(H200, reads_peers=peers))
+    assert call.kernel in ("sum_rows", "sum_short_rows")

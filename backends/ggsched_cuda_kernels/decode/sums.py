@@ -4,13 +4,22 @@ The results of chosen experts lie one after the other, so the numbers of a sum l
 shared kernel has a group for each sum, which is good for long rows only.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
-from ggsched.backend.program import Operand
+from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.operands import other_operand
-from ggsched_kernels.calls import MAX_PARTS, Arg, window, window_of
+from ggsched_cuda_kernels.operands import PIECE, other_operand
+from ggsched_kernels.calls import (
+    MAX_PARTS,
+    MAX_PEERS,
+    Arg,
+    TuningProfile,
+    i64,
+    window,
+    window_of,
+)
 
 MAX_NUMBERS: Final = 32
 """Of a sum; a lane has all of them under way at once."""
@@ -41,6 +50,32 @@ def lower_sum_add(nodes: list[CudaLoweringContext]) -> None:
     args = (*_turned(x), *window(z, add.output.shape).args, *y.args)
     grid = (-(-y.shape[-1] // LANES), y.rows, 1)
     site.call("sum_add", "sum_add", args, grid, lanes=LANES, COUNT=x.shape[-1])
+
+
+def join_last_sum(
+    groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
+) -> tuple[int, CudaLoweringContext] | None:
+    """Return the site of sums that end a program, whose results other GPUs add up; None if not.
+
+    They are one row, which the call can also write where the other GPUs read it.
+    """
+    (node, *others), is_last = groups[at], at + 1 == len(groups)
+    if node.op != "sum_rows" or others or not is_last or not profile.reads_peers:
+        return None
+    x, y = node.inputs[0], node.output
+    count, n = x.shape[-1], prod(y.shape)
+    if len(x.shape) < 2 or x.shape[-2] != n or not 0 < count <= MAX_NUMBERS:
+        return None
+    plain = window(y)
+    is_row = all(s == 4 for e, s in zip(plain.shape[2:], plain.strides[2:], strict=True) if e > 1)
+    if not is_row or n % 4 or y.offset % PIECE or {x.dtype.name, y.dtype.name} != {"f32"}:
+        return None
+    site, places = CudaLoweringContext(node, profile), 1 + MAX_PEERS
+    args = (*_turned(x), *window_of(y, (1, 1, 1, n), (0, 0, 0, 4)).args, *[i64(0)] * places)
+    grid = (-(-n // LANES), 1, 1)
+    site.call("sum_add", "sum_sent", args, grid, lanes=LANES, COUNT=count, ALSO=places)
+    site.can_also_write(y, len(args) - places, places)
+    return 1, site
 
 
 def _turned(x: Operand) -> tuple[Arg, Arg]:

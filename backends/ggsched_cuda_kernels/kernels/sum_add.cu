@@ -13,3 +13,17 @@ KERNEL(sum_add)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *z, Tens tz, GLOBAL
   UNROLL for (int u = 0; u < COUNT; u++) sum += READ_F32(xi + u * tx.s[2]);
   F32_AT(y + row_offset(ty, row) + i * ty.s[3]) = sum + rest;
 }
+
+/* y[i] = sum over u < COUNT of x[u, i], for one row, which is written to other places too unless they are null. */
+#if ALSO
+KERNEL(sum_sent)(GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty, u8 *also0, u8 *also1, u8 *also2, u8 *also3) {
+  int i = GROUP(0) * LANES + LANE;
+  if (i >= ty.n[3]) return;
+  GLOBAL const u8 *xi = x + tx.off + i * tx.s[3];
+  float sum = 0.0f;
+  UNROLL for (int u = 0; u < COUNT; u++) sum += READ_F32(xi + u * tx.s[2]);
+  u8 *places[] = {y + ty.off, also0, also1, also2, also3};
+  UNROLL for (int p = 0; p < 5; p++)
+    if (places[p] != 0) F32_AT(places[p] + (i64)i * 4) = sum;
+}
+#endif
