@@ -286,7 +286,7 @@ class _Measurement:
             yield facts, None
             for speed in measure(session, self.tests, self.repetitions):
                 self.done += 1
-                yield facts, speed
+                yield {**facts, "n_ubatch": session.batches.step}, speed
 
 
 def _facts(session: "Session", given: dict[str, Any]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _facts(session: "Session", given: dict[str, Any]) -> dict[str, Any]:
         "size": session.model.weight_nbytes(),
         "devices": ",".join(d.name for d in session.scheduler.topology.devices),
         "ngl": "all" if given["n_gpu_layers"] is None else given["n_gpu_layers"],
-        "n_ubatch": session.options.n_ubatch,
+        "n_ubatch": session.batches.step,
     }
 
 

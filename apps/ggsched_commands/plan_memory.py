@@ -95,7 +95,7 @@ def _json(
     return {
         "devices": devices,
         "n_ctx": session.options.n_ctx,
-        "n_ubatch": session.options.step,
+        "n_ubatch": session.batches.step,
         "plans": need.plans,
         "plans_kept": need.kept,
         "prompt_tokens": prompt,
@@ -109,8 +109,8 @@ def _lines(
 ) -> Iterator[str]:
     options = session.options
     yield (
-        f"context {options.n_ctx}, micro-batches of {options.step}: a prompt of {prompt} tokens "
-        f"and {n_predict} generated"
+        f"context {options.n_ctx}, micro-batches of {session.batches.step}: "
+        f"a prompt of {prompt} tokens and {n_predict} generated"
     )
     yield f"{need.plans} plans, {need.kept} of them kept at once at most"
     names = _names(session)

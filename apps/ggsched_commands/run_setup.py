@@ -18,7 +18,7 @@ def run_setup(session: "Session", n_prompt: int) -> RunSetup:
     options, spec = session.options, session.spec
     offload, devices = options.offload, session.scheduler.topology.devices
     if session.sharing is not None:  # nothing is divided by layers, so nothing is advised
-        return RunSetup((), None, False, options.n_ubatch, options.n_batch, n_prompt)
+        return RunSetup((), None, False, session.batches.step, options.n_batch, n_prompt)
     free = session.scheduler.free_nbytes()
     layers = layer_devices(spec.hparams, devices, offload)
     largest = max(1, 2 * session.model.weight_nbytes() // len(layers))
@@ -31,7 +31,7 @@ def run_setup(session: "Session", n_prompt: int) -> RunSetup:
         stages=tuple(stage(t) for t in targets),
         host=None if host in targets else stage(host),
         is_by_layers=options.is_by_layers and options.fit is None and not offload.overrides,
-        n_ubatch=options.n_ubatch,
+        n_ubatch=session.batches.step,
         n_batch=options.n_batch,
         n_prompt=n_prompt,
     )

@@ -33,6 +33,7 @@ from ggsched_llm.batches import (
 from ggsched_llm.cache_rows import CacheRows
 from ggsched_llm.graph import CHOOSING_OPS, KEEPING_OPS, build_model_graph
 from ggsched_llm.memory_need import MemoryNeed, memory_need
+from ggsched_llm.micro_batch_size import has_room
 from ggsched_llm.sampling import argmax
 from ggsched_llm.session_options import SessionOptions
 from ggsched_llm.spec import ModelSpec
@@ -105,6 +106,8 @@ class BatchRunner:
         *,
         rewrite: Callable[[Graph], Graph] | None = None,
         lanes: int = 1,
+        larger: Sequence[int] = (),
+        free: Sequence[int] = (),
     ) -> None:
         """Take what runs the model.
 
@@ -115,7 +118,11 @@ class BatchRunner:
             timing: Takes the time that was spent.
             rewrite: Makes of the model's graphs what is planned.
             lanes: Micro-batches that devices which share layers work on at once.
+            larger: Sizes of micro-batches that the first prompt which is longer than one may have
+                in place of that of the options, if there is room.
+            free: Bytes of each device for all that the session has.
         """
+        self._larger, self._free = larger, free
         self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._pads = spec.hparams.recurrent is None  # states take each token in
@@ -208,10 +215,11 @@ class BatchRunner:
         Raises:
             UsageError: no prompt, or one that the context does not hold.
         """
-        options = self._options
         if n_prompt < 1 or n_predict < 0:
             what = f"a prompt of {n_prompt} tokens, and {n_predict} that are generated"
             raise UsageError(what, why="a prompt has at least one, and no number is negative")
+        self._step_for(n_prompt)
+        options = self._options
         plans = dry_run(
             self.graph,
             partial(self.graph, chooses=chooses),
@@ -245,9 +253,10 @@ class BatchRunner:
             all_logits: Return logits for each token instead of for the last one only.
             copy: False for logits that are to be read before anything else is run.
         """
-        step, count = self._options.step, len(tokens)
+        count = len(tokens)
         if count == 1:
             return self._run_token(int(tokens[0]), n_past, copy or all_logits)
+        step = self._step_for(count)
         if self._pads and not all_logits:
             room = self._options.n_ctx - n_past - count
             more = padding(count, step=step, room=room)
@@ -351,7 +360,7 @@ class BatchRunner:
             float32 (sequences, vocabulary), for the last token of each.
         """
         parts: list[_Part] = []
-        step = self._options.step
+        step = self._step_for(sum(len(span.tokens) for span in spans))
         pieces: list[Span] = []
         ends: list[int] = []
         used = 0
@@ -403,6 +412,19 @@ class BatchRunner:
     def step(self) -> int:
         """Tokens of a micro-batch at most."""
         return self._options.step
+
+    def _step_for(self, n_tokens: int) -> int:
+        """Return ``step``, which the first prompt that is longer may make larger."""
+        if self._larger and n_tokens > self.step:
+            sizes, self._larger, known = self._larger, (), self._options
+            for size in sizes:
+                self._options = replace(known, n_ubatch=size)
+                logits_nbytes = 4 * size * self._spec.hparams.n_vocab
+                need = self.memory_need(size, 0, all_logits=False, chooses=False)
+                if has_room(need, logits_nbytes, self._free):
+                    return size
+            self._options = known
+        return self.step
 
     def _run_parts(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:
         """Run micro-batches, batch by batch; return the logits of those that are wanted."""

@@ -31,6 +31,7 @@ from ggsched_llm.generation import generate
 from ggsched_llm.homes import ChosenHomes, choose_homes
 from ggsched_llm.load import Model, weight_array
 from ggsched_llm.memory_need import MemoryNeed
+from ggsched_llm.micro_batch_size import larger_steps
 from ggsched_llm.offload import EMBEDDING, Homes, source_name
 from ggsched_llm.quick_rates import WORTH_NBYTES, with_links, with_products
 from ggsched_llm.sampling import Sampling
@@ -131,6 +132,7 @@ class Session:
         self.homes: Homes = found.homes
         self.fit: Fit | None = found.fit
         self.rates = self._measured_rates()
+        lanes = self.sharing.lanes if self.sharing is not None else 1
         self.batches = BatchRunner(
             self.spec,
             self.scheduler,
@@ -139,7 +141,9 @@ class Session:
             self.options,
             self.timing,
             rewrite=self.sharing.graph if self.sharing is not None else None,
-            lanes=self.sharing.lanes if self.sharing is not None else 1,
+            lanes=lanes,
+            larger=larger_steps(self.options, topology.devices, self.homes, lanes),
+            free=self.scheduler.free_nbytes(),
         )
         if self.fit is not None and self.options.pipelining == "auto":
             self._let_pipeline_fit(self.fit)

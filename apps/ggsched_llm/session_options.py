@@ -1,7 +1,7 @@
 """What a session is to be like."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from ggsched.errors import UsageError
 from ggsched.flags import HOMES, PIPELINES, check_values, flag
@@ -16,8 +16,11 @@ from ggsched_llm.spec import CACHE_DTYPES, CacheType
 
 SplitMode = Literal["layer", "tensor"]
 
+DEFAULT_STEP: Final = 512
+"""Tokens of a micro-batch where nothing is said; see ``ggsched_llm.micro_batch_size``."""
 
-def _buffers(text: str) -> int | None:
+
+def _number(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -32,6 +35,7 @@ class SessionOptions:
     Attributes:
         n_ctx: Rows of the KV cache.
         offload: Where weights and caches live.
+        n_ubatch: None for as many as are predicted to pay.
         pipeline_buffers: For each tensor that a stage passes to the next; None for the default.
         plans_kept: Number of plans whose memory is kept.
         fit: Which options to choose so that everything fits into free memory; the chosen values
@@ -60,9 +64,11 @@ class SessionOptions:
     n_batch: int = flag(
         2048, "-b --batch-size", 1, "Tokens that are fed at once at most.", heading="Sizes",
     )  # fmt: skip
-    n_ubatch: int = flag(
-        512, "-ub --ubatch-size", 1, "Tokens of one micro-batch, which is one run of a plan.",
-        heading="Sizes",
+    n_ubatch: int | None = flag(
+        None, "-ub --ubatch-size", _number,
+        "Tokens of one micro-batch, which is one run of a plan. [default: auto, 512; up to 2048 "
+        "where GPUs have all layers and their memory allows]",
+        heading="Sizes", metavar="N",
     )  # fmt: skip
     offload: Offload = field(default_factory=Offload)
     pipelining: Pipelining = flag(
@@ -72,7 +78,7 @@ class SessionOptions:
         heading=PIPELINES,
     )  # fmt: skip
     pipeline_buffers: int | None = flag(
-        None, "--pipeline-buffers", _buffers,
+        None, "--pipeline-buffers", _number,
         "Buffers for what a pipeline hands from device to device. [default: auto, 2]",
         heading=PIPELINES, metavar="N", old="--slots",
     )  # fmt: skip
@@ -104,8 +110,8 @@ class SessionOptions:
 
     @property
     def step(self) -> int:
-        """Tokens of one micro-batch at most."""
-        return min(self.n_ubatch, self.n_batch)
+        """Tokens of one micro-batch at most; where nothing is said, before more are considered."""
+        return min(self.n_ubatch or DEFAULT_STEP, self.n_batch)
 
     def check(self) -> None:
         """Refuse sizes that make no sense, and options that others would ignore.
@@ -125,6 +131,8 @@ class SessionOptions:
                 f"{self.n_parallel} sequences in a cache of {self.n_ctx} rows",
                 why="each has at least one row",
             )
+        if self.n_ubatch is not None and self.n_ubatch < 1:
+            raise UsageError(f"-ub {self.n_ubatch}", why="it must be at least 1")
         if self.pipeline_buffers is not None and self.pipeline_buffers < 1:
             raise UsageError(f"{self.pipeline_buffers} pipeline buffers", why="it needs at least 1")
         if self.cache_type not in ("auto", *CACHE_DTYPES):
