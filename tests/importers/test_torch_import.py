@@ -96,6 +96,32 @@ def test_weights_of_other_types(kind, atol):
     compare(module, (torch.randn(3, 8, dtype=kind),), atol=atol)
 
 
+@pytest.mark.parametrize(("kind", "name"), [(torch.float16, "f16"), (torch.bfloat16, "bf16")])
+def test_products_have_weights_of_16_bits(kind, name):
+    module = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2)).to(kind)
+    model = compare(module, (torch.randn(2, 3, 8, dtype=kind),), atol=5e-2)
+    graph = model.graph
+    factors = [graph.tensors[n.inputs[0]] for n in graph.nodes if n.op == "mul_mat"]
+    assert [t.dtype.name for t in factors] == [name, name]
+    for t, layer in zip(factors, (module[0], module[2]), strict=True):
+        assert model.weights[t.name].ctypes.data == layer.weight.data_ptr()
+
+
+def test_a_weight_of_16_bits_that_is_no_factor_alone():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Embedding(6, 4)
+            self.b = nn.Linear(4, 6, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, i):
+            return self.b(self.a(i))
+
+    model = compare(Tied().to(torch.bfloat16), (torch.tensor([[1, 5, 0]]),), atol=5e-2)
+    assert sorted(t.dtype.name for t in model.graph.roots(Role.WEIGHT)) == ["bf16", "f32"]
+
+
 def test_weights_that_are_not_contiguous():
     class Strided(nn.Module):
         def __init__(self):

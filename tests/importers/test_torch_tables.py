@@ -15,7 +15,8 @@ from ggsched_import.torch import ops_elements, ops_products, ops_reductions, wal
 from ggsched_import.torch.call import CONVERTERS, Layout, convert
 from ggsched_import.torch.dims import Dims
 from ggsched_import.torch.export import WHOLE
-from ggsched_import.torch.types import promoted, widened
+from ggsched_import.common.emit import widened
+from ggsched_import.torch.types import promoted
 from ggsched_testing.oracle.interpreter import run_oracle
 
 X = np.array([[1.5, -2.0, 3.0], [0.0, 0.5, -1.0]], np.float32)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ggsched.errors import GraphError, ModelError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.constants import PREFIX
-from ggsched.ir.dtype import ARRAY_DTYPES, DType
+from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F32, DType
 from ggsched.ir.ops import Param, infer, op_by_name
 from ggsched.ir.params import canonical_params, check_arity
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
@@ -66,6 +66,42 @@ class Const:
     def dtype(self) -> DType:
         """Its element type."""
         return _dtype_of(self.array)
+
+
+class Bf16Const(Const):
+    """A constant of bfloat16, whose elements come as f32 where an op needs them.
+
+    Attributes:
+        bits: Its elements, contiguous, as u16.
+    """
+
+    __slots__ = ("_widened", "bits")
+
+    def __init__(self, bits: Array, name: str = "") -> None:
+        for field, value in (("bits", bits), ("name", name), ("_widened", None)):
+            object.__setattr__(self, field, value)
+
+    @property
+    def array(self) -> Array:  # type: ignore[override]  # computed when it is read first
+        """Its elements as f32."""
+        if self._widened is None:
+            object.__setattr__(self, "_widened", widened(self.bits))
+        return self._widened
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.bits.shape
+
+    @property
+    def dtype(self) -> DType:
+        """What its elements are computed as."""
+        return F32
+
+
+def widened(bits: Array) -> Array:
+    """Return bfloat16, given as its bits, as f32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 Value = Const | Tensor
@@ -217,10 +253,18 @@ class Emitter:
         """Return a tensor of the graph: a constant becomes a weight."""
         if isinstance(value, Tensor):
             return value
-        name = value.name or content_name(value.array)
+        return self._weight(value.name or content_name(value.array), value.array, value.dtype)
+
+    def factor(self, value: Value) -> Tensor:
+        """Return a tensor of the graph as a product takes it: a constant keeps its 16 bits."""
+        if isinstance(value, Bf16Const) and value.name:
+            return self._weight(f"{value.name} (bf16)", value.bits, BF16)
+        return self.tensor(value)
+
+    def _weight(self, name: str, array: Array, dtype: DType) -> Tensor:
         if name not in self._made:
-            self._made[name] = self.g.weight(name, value.shape, value.dtype)
-            self.weights[name] = value.array
+            self._made[name] = self.g.weight(name, array.shape, dtype)
+            self.weights[name] = array
         return self._made[name]
 
     def _fold(self, name: str, values: Sequence[Value], params: dict[str, Param]) -> Const | None:

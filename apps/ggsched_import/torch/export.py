@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ggsched.errors import ModelError, UsageError
 from ggsched_import.common.emit import Array, Const
-from ggsched_import.torch.types import array_of
+from ggsched_import.torch.types import const_of
 
 WHOLE: Final = (
     "gru.input", "layer_norm.default", "linear.default", "lstm.input", "matmul.default",
@@ -107,7 +107,7 @@ class Weights:
         if not tensor.data_ptr():
             place = (target,)
         if place not in self._made:
-            self._made[place] = Const(array_of(tensor, target), target)
+            self._made[place] = const_of(tensor, target)
         return self._made[place]
 
 

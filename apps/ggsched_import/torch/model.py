@@ -250,8 +250,8 @@ def bound_program(
 def from_torch(program: Any, dims: Mapping[str, int] | None = None) -> TorchModel:
     """Return the model in a program that ``torch.export.export`` made.
 
-    Weights are shared with the program, not copied, unless they are strided or bfloat16 (which is
-    computed in f32).
+    Weights are shared with the program, not copied, unless they are strided. Linear layers multiply
+    with weights of 16 bits as they are, and add up in f32; what else is bfloat16 comes as f32.
 
     Args:
         program: A ``torch.export.ExportedProgram``.

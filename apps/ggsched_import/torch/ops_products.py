@@ -44,13 +44,13 @@ def _linear(c: Call, input: Value, weight: Value, bias: Value | None = None) -> 
     shape = (*x.shape[:-1], weight.shape[0])
     if len(x.shape) > BUILT_IN_AXES:
         x = c.reshape(x, (-1, x.shape[-1]))
-    is_built_in = (x.dtype.name, weight.dtype.name) == ("f32", "f32") and 0 not in (
-        *x.shape,
-        *weight.shape,
-    )
+    kind = x.dtype.name
+    is_built_in = kind in ("f32", "f16") and weight.dtype.name == kind
+    is_built_in = is_built_in and 0 not in (*x.shape, *weight.shape)
     both_known = isinstance(x, Const) and isinstance(weight, Const)
     if is_built_in and len(weight.shape) == 2 and not both_known:
-        made: Value = c.emit.g.mul_mat(c.emit.tensor(weight), c.emit.tensor(x))
+        rows = c.emit.tensor(c.cast(x, "f32"))
+        made = c.cast(c.emit.g.mul_mat(c.emit.factor(weight), rows), kind)
     elif len(weight.shape) == 2:
         made = c.nd("along", x, c.cast(weight, x.dtype.name), axis=len(x.shape) - 1)
     else:

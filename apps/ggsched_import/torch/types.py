@@ -7,7 +7,7 @@ import numpy as np
 from ggsched.errors import ModelError
 from ggsched.interchange.dlpack_import import host_array
 from ggsched.ir.dtype import dtype_by_name
-from ggsched_import.common.emit import Array
+from ggsched_import.common.emit import Array, Bf16Const, Const, widened
 
 _NAMES: Final = {
     "torch.float32": "f32",
@@ -24,7 +24,7 @@ _NAMES: Final = {
     "torch.uint64": "u64",
     "torch.bool": "bool",
 }
-"""bfloat16 is computed in f32: more exact, and numpy does not have it."""
+"""bfloat16 is computed in f32: more exact, and numpy does not have it. Factors of products keep it."""
 
 FLOATS: Final = ("f16", "f32", "f64")
 DEFAULT_FLOAT: Final = "f32"
@@ -52,6 +52,19 @@ def array_of(tensor: Any, where: str = "tensor") -> Array:
     Raises:
         ModelError: a tensor without elements on the host: of another device, fake, sparse.
     """
+    found = _elements(tensor, where)
+    return widened(found) if str(tensor.dtype) == "torch.bfloat16" else found
+
+
+def const_of(tensor: Any, name: str) -> Const:
+    """Return a ``torch.Tensor`` on the host as a constant; raise what ``array_of`` does."""
+    if str(tensor.dtype) == "torch.bfloat16":
+        return Bf16Const(_elements(tensor, name), name)
+    return Const(array_of(tensor, name), name)
+
+
+def _elements(tensor: Any, where: str) -> Array:
+    """Return the elements, of bfloat16 as bits."""
     name_of(tensor.dtype, where)
     layout, device = str(tensor.layout), str(tensor.device)
     if layout != "torch.strided" or device != "cpu" or "Fake" in type(tensor).__name__:
@@ -61,14 +74,7 @@ def array_of(tensor: Any, where: str = "tensor") -> Array:
             hint="move the model to the CPU before the export: model.cpu()",
         )
     found = host_array(tensor.detach().resolve_conj().resolve_neg(), where)
-    if str(tensor.dtype) == "torch.bfloat16":
-        found = widened(found)
     return found if found.flags.c_contiguous else np.ascontiguousarray(found).reshape(found.shape)
-
-
-def widened(bits: Array) -> Array:
-    """Return bfloat16, given as its bits, as f32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _category(name: str) -> int:
