@@ -10,12 +10,11 @@ from numpy.lib.stride_tricks import as_strided
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.ir.ops import op_by_name
-from ggsched_import.common.emit import Const, Emitter
+from ggsched_import.common.emit import Const, Emitter, widened
 from ggsched_import.torch import ops_elements, ops_products, ops_reductions, walk
 from ggsched_import.torch.call import CONVERTERS, Layout, convert
 from ggsched_import.torch.dims import Dims
 from ggsched_import.torch.export import WHOLE
-from ggsched_import.common.emit import widened
 from ggsched_import.torch.types import promoted
 from ggsched_testing.oracle.interpreter import run_oracle
 

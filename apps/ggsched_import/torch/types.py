@@ -24,7 +24,7 @@ _NAMES: Final = {
     "torch.uint64": "u64",
     "torch.bool": "bool",
 }
-"""bfloat16 is computed in f32: more exact, and numpy does not have it. Factors of products keep it."""
+"""bfloat16 is computed in f32: more exact, and numpy does not have it. Products keep its weights."""
 
 FLOATS: Final = ("f16", "f32", "f64")
 DEFAULT_FLOAT: Final = "f32"
