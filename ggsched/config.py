@@ -241,6 +241,17 @@ class Settings:
             heading=PIPELINES,
         ),
     )  # fmt: skip
+    precision: Literal["f32", "tf32", "bf16"] = _variable(
+        "f32", "f32, tf32 or bf16", _one_of("f32", "tf32", "bf16"),
+        "What cuda may round the factors of products of f32 to, on tensor cores; sums are made in "
+        "f32. Convolutions are computed in f32.",
+        owner="cuda",
+        flag=Flag(
+            "--precision", ("f32", "tf32", "bf16"),
+            "Round factors of products of f32 on cuda. [default: as GGSCHED_PRECISION says; f32]",
+            heading=PIPELINES,
+        ),
+    )  # fmt: skip
     threads: int | None = _variable(
         None, f"a number from 1 to {MAX_THREADS}", _threads,
         "How many threads of the backend cpu compute, for all its devices and streams together, "

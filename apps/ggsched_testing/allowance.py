@@ -6,8 +6,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.backend.precision import ROUNDING_TO_8_BITS, rounding_of
+from ggsched.backend.precision import EXACT, ROUNDING_TO_8_BITS, Rounds, rounding_of
 from ggsched.ir.graph import Graph
+from ggsched.topology.caps import DeviceFacts
 from ggsched_testing.generators.values import ATOL, RTOL
 from ggsched_testing.oracle.interpreter import PRODUCTS, Rounding, run_oracle
 
@@ -18,13 +19,18 @@ MARGIN: Final = 2.0
 """Of what trials show, for results that other ops compute from rounded products."""
 
 
+def rounds_of(facts: DeviceFacts) -> Rounds:
+    """Return how a device declares that it rounds operands of products."""
+    return Rounds(facts.rounds_to_8_bits, facts.precision)
+
+
 def rounding_allowances(
     graph: Graph,
     values: Mapping[str, Array],
     expected: Mapping[int, Array],
     states: Mapping[str, Array] | None = None,
     *,
-    to_8_bits: bool = False,
+    how: Rounds = EXACT,
 ) -> dict[int, Array]:
     """Return by how much each element of each output may be off because products are rounded.
 
@@ -38,15 +44,15 @@ def rounding_allowances(
         values: Its inputs and weights.
         expected: Its outputs as the oracle computes them, by tensor.
         states: Content of states before the run; those that are missing hold zeros.
-        to_8_bits: Whether the device declares ``rounds_to_8_bits``.
+        how: How the device declares that it rounds.
     """
-    rounded = [n for n in graph.nodes if _entry(graph, n, to_8_bits=to_8_bits) > 0]
+    rounded = [n for n in graph.nodes if _entry(graph, n, how) > 0]
     moved = {tid: np.zeros(array.shape) for tid, array in expected.items()}
     if not rounded:
         return moved
     rng = np.random.default_rng(0)
     for node in rounded:
-        by = _moves(graph, values, expected, states, Rounding(node.id, rng), to_8_bits=to_8_bits)
+        by = _moves(graph, values, expected, states, Rounding(node.id, rng), how=how)
         moved = {tid: moved[tid] + array for tid, array in by.items()}
     direct = {n.output for n in rounded} if len(graph.nodes) == len(rounded) == 1 else set()
     return {tid: by * (1.0 if tid in direct else MARGIN) for tid, by in moved.items()}
@@ -59,13 +65,13 @@ def _moves(
     states: Mapping[str, Array] | None,
     rounding: Rounding,
     *,
-    to_8_bits: bool,
+    how: Rounds,
 ) -> dict[int, Array]:
     """Return by how much outputs move, at most of a few trials, when one product is rounded."""
     moves = {tid: np.zeros(array.shape) for tid, array in expected.items()}
     for _ in range(TRIALS):
         before = {name: array.copy() for name, array in (states or {}).items()}
-        found = run_oracle(graph, values, states=before, rounding=rounding, to_8_bits=to_8_bits)
+        found = run_oracle(graph, values, states=before, rounding=rounding, how=how)
         for tid, array in found.items():
             with np.errstate(all="ignore"):
                 by = np.abs(array.astype(np.float64) - expected[tid])
@@ -80,7 +86,7 @@ def far_off(
     expected: Mapping[int, Array],
     states: Mapping[str, Array] | None = None,
     *,
-    to_8_bits: bool = False,
+    how: Rounds = EXACT,
 ) -> list[int]:
     """Return the outputs that differ from the oracle by more than tolerance and rounding explain.
 
@@ -90,7 +96,7 @@ def far_off(
     off = [tid for tid, wanted in expected.items() if not is_within(seen[tid], wanted)]
     if not off:
         return off
-    allowed = rounding_allowances(graph, values, expected, states, to_8_bits=to_8_bits)
+    allowed = rounding_allowances(graph, values, expected, states, how=how)
     return [tid for tid in off if not is_within(seen[tid], expected[tid], allowed[tid])]
 
 
@@ -103,8 +109,10 @@ def is_within(seen: Array, wanted: Array, allowance: Array | float = 0.0) -> boo
     return bool((close | near).all())
 
 
-def _entry(graph: Graph, node: Any, *, to_8_bits: bool) -> float:
+def _entry(graph: Graph, node: Any, how: Rounds) -> float:
     if node.op not in PRODUCTS:
         return 0.0
     dtype = graph.tensors[node.inputs[0]].dtype
-    return ROUNDING_TO_8_BITS if to_8_bits and dtype.is_quantized else rounding_of(dtype.name)
+    if how.to_8_bits and dtype.is_quantized:
+        return ROUNDING_TO_8_BITS
+    return rounding_of(dtype.name, how.precision)

@@ -13,7 +13,7 @@ from ggsched.backend.capture_errors import (
     no_streams_error,
     not_capturable_error,
 )
-from ggsched.backend.precision import Activations, activations
+from ggsched.backend.precision import Activations, Precision, activations, precision
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Buffer, HostMemory, Stream
 from ggsched.backend.queued.device import QueuedDevice
@@ -39,7 +39,14 @@ RESERVED_NBYTES: Final = 2 << 30
 """Of a GPU, for contexts, machine code, and the workspaces of cuBLAS."""
 
 
-def facts_of(name: str, parts: int, found: DeviceInfo, *, reads_peers: bool = True) -> DeviceFacts:
+def facts_of(
+    name: str,
+    parts: int,
+    found: DeviceInfo,
+    *,
+    reads_peers: bool = True,
+    precision: Precision = "f32",
+) -> DeviceFacts:
     """Return the facts of a GPU, or of one of ``parts`` logical devices on it."""
     version = f"{found.driver // 1000}.{found.driver % 1000 // 10}"
     memory = max(0, found.memory_nbytes - RESERVED_NBYTES) // parts // ALIGNMENT * ALIGNMENT
@@ -57,6 +64,7 @@ def facts_of(name: str, parts: int, found: DeviceInfo, *, reads_peers: bool = Tr
         is_async=True,
         is_deterministic=True,
         reads_peers=reads_peers,
+        precision=precision,
         ops=supported_ops("cuda", has_f64=True),
         fusions=fusions_of(profile_of(found)),
         neighbours=neighbours_of(profile_of(found)),
@@ -84,7 +92,7 @@ class CudaDevice(QueuedDevice[CudaStream]):
         parts: How many devices share the GPU's memory.
         timeout_s: See ``QueuedDevice``.
 
-    ``GGSCHED_ACTIVATIONS`` is read when the device is made.
+    ``GGSCHED_ACTIVATIONS`` and ``GGSCHED_PRECISION`` are read when the device is made.
 
     Attributes:
         early: How kernels compiled from now on begin (``programmatic_launch`` of the kernels).
@@ -97,13 +105,13 @@ class CudaDevice(QueuedDevice[CudaStream]):
     def __init__(
         self, gpu: CudaContext, name: str, parts: int, *, timeout_s: float | None = None
     ) -> None:
-        facts = facts_of(name, parts, gpu.found, reads_peers=gpu.reads_peers)
+        peers, rounded = gpu.reads_peers, precision()
+        facts = facts_of(name, parts, gpu.found, reads_peers=peers, precision=rounded)
         super().__init__(facts, timeout_s)
         self.gpu = gpu
         self.early: Mode = "on"
-        self.profile: TuningProfile = profile_of(
-            gpu.found, activations(), reads_peers=gpu.reads_peers
-        )
+        profile = profile_of(gpu.found, activations(), reads_peers=peers)
+        self.profile: TuningProfile = replace(profile, precision=rounded)
         gpu.begin_device()
 
     # --- memory -------------------------------------------------------------------------------

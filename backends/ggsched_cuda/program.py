@@ -196,6 +196,7 @@ class CudaProgram:
         places = sorted((self._address(w), self._address(y)) for w, y in bound)
         batches = batches_of(places, call.kind) if call.more else call.batches
         how: dict[str, Any] = {"kind": call.kind, "rows": call.rows, "adds": call.adds}
+        how["precision"] = call.precision
         handle, at_once = self.stream.queue.blas(), batches or call.batches
         found = [
             Product(handle, m, n, k, w, x, y, batches=at_once, has_columns=call.has_columns, **how)

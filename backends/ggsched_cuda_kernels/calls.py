@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from ggsched.backend.precision import Precision
 from ggsched.backend.program import Operand, OperandMemory
 from ggsched_kernels import KernelCall
 from ggsched_kernels.calls import ArgPlaceholder, MirrorOutput, StreamCall
@@ -28,6 +29,7 @@ class ProductCall:
         has_columns: Whether elements of columns of w lie side by side, not those of rows; the
             distance of w in ``rows`` is then from one element of a row to the next.
         more: Other weights that the same x is multiplied with, and where to; only with one batch.
+        precision: What factors of f32 may be rounded to.
     """
 
     size: tuple[int, int, int]
@@ -41,6 +43,7 @@ class ProductCall:
     label: str
     has_columns: bool = False
     more: tuple[tuple[Place, Place], ...] = ()
+    precision: Precision = "f32"
 
 
 Call = KernelCall | ProductCall | StreamCall

@@ -13,7 +13,7 @@ of the norm of a result. So factors are split: a number is written as a sum of t
 for higher-precision computations", 2019). The products of the parts run on the tensor cores and are
 added in f32:
 
-- f32 weights: one product in f32, without TF32;
+- f32 weights: one product in f32, whose factors are rounded if ``TuningProfile.precision`` says so;
 - bf16 and mxfp4 weights, whose elements bf16 has: two products, with x split (2.5e-6 of the norm);
 - f16, q8_0 and q4_0 weights: three products, with both split, without that of the two rests (4e-6).
 
@@ -277,8 +277,8 @@ def _add(
 ) -> None:
     w, x, y = places
     adds, has_columns = how
-    label = site.node.label
-    site.product(ProductCall(size, w, x, y, kind, rows, batches, adds, label, has_columns))
+    call = ProductCall(size, w, x, y, kind, rows, batches, adds, site.node.label, has_columns)
+    site.product(replace(call, precision=site.profile.precision if kind == blas.F32 else "f32"))
 
 
 # --- what fits ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Final
 
 from ggsched.backend.device_array import DeviceArray, device_array
-from ggsched.backend.precision import Activations
+from ggsched.backend.precision import Activations, Precision
 from ggsched.backend.program import Operand, OperandMemory
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import DType
@@ -213,6 +213,7 @@ class TuningProfile:
             ``auto``: rounded once, no more coarsely than the weight's type rounds
             (``ggsched.backend.precision``); ``f32``: in parts that keep 16 bits or more.
         reads_peers: Whether kernels access the memory of other devices of the backend.
+        precision: What factors of products of f32 may be rounded to.
     """
 
     vector: int
@@ -231,6 +232,7 @@ class TuningProfile:
     row_lanes: int = 0
     activations: Activations = "f32"
     reads_peers: bool = False
+    precision: Precision = "f32"
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the

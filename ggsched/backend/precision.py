@@ -6,11 +6,15 @@ block types, whose scales are f16 or powers of two, at most 11. An element of th
 by ``2 ** -9`` (bf16) or twice ``2 ** -11`` (the others: both factors are rounded) of the sum of the
 magnitudes that it adds up. The table has room for twice the first.
 
+A device whose ``precision`` is not ``f32`` may round both factors of products of f32 weights to
+that type; an element is then off by twice ``2 ** -11`` (tf32) or ``2 ** -8`` (bf16) of that sum.
+
 A device that declares ``rounds_to_8_bits`` may round activations beside packed weights further: to
 8 bits, in blocks of 32 elements with a scale each, as llama.cpp does on CPUs.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from ggsched.backend.settings import setting
@@ -18,6 +22,12 @@ from ggsched.ir.dtype import QUANTIZED_DTYPES
 
 Activations = Literal["auto", "f32"]
 """``auto``: as the table allows; ``f32``: no product is rounded beyond f32."""
+
+Precision = Literal["f32", "tf32", "bf16"]
+"""What a device may round the factors of products of f32 to; sums are made in f32."""
+
+FACTORS: Final[Mapping[Precision, float]] = {"f32": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-7}
+"""The same as ``ROUNDING``, for weights of f32."""
 
 ROUNDING: Final[Mapping[str, float]] = {
     "bf16": 2.0**-8,
@@ -37,9 +47,26 @@ ROUNDING_TO_8_BITS: Final = 1 / 252
 each block, that an element of a product may be off by (a little more than half a step of 1/127)."""
 
 
-def rounding_of(dtype: str) -> float:
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How a device declares that it rounds operands of products.
+
+    Attributes:
+        to_8_bits: ``DeviceFacts.rounds_to_8_bits``.
+        precision: ``DeviceFacts.precision``.
+    """
+
+    to_8_bits: bool = False
+    precision: Precision = "f32"
+
+
+EXACT: Final = Rounds()
+"""No more than the type of the weight."""
+
+
+def rounding_of(dtype: str, precision: Precision = "f32") -> float:
     """Return the entry of a type, 0 where there is none."""
-    return ROUNDING.get(dtype, 0.0)
+    return FACTORS[precision] if dtype == "f32" else ROUNDING.get(dtype, 0.0)
 
 
 def activations() -> Activations:
@@ -52,11 +79,26 @@ def activations() -> Activations:
     return found or "auto"
 
 
+def precision() -> Precision:
+    """Return ``GGSCHED_PRECISION``, ``f32`` where it is not set.
+
+    Raises:
+        UsageError: it is none of the three.
+    """
+    found: Precision = setting("precision")
+    return found
+
+
 __all__ = [
     "BLOCK",
+    "EXACT",
+    "FACTORS",
     "ROUNDING",
     "ROUNDING_TO_8_BITS",
     "Activations",
+    "Precision",
+    "Rounds",
     "activations",
+    "precision",
     "rounding_of",
 ]

@@ -175,7 +175,7 @@ def verified(settings: Settings, verify: bool | None) -> Settings:
 
 PLANNING = ("streams", "packing_effort", "memory_budget")
 """Fields of ``Settings`` that decide between plans that are all correct."""
-COMPUTE = ("threads", "activations")
+COMPUTE = ("threads", "activations", "precision")
 """Fields of ``Settings`` that say how devices compute."""
 
 

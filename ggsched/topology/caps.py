@@ -178,6 +178,15 @@ class DeviceFacts:
             drawn=(False,),
         ),
     ] = False
+    precision: Annotated[
+        Literal["f32", "tf32", "bf16"],
+        Capability(
+            "What factors of products of f32 weights may be rounded to; sums are made in f32. "
+            "Results differ by what LCH-3 allows for it",
+            ("LCH-3",),
+            drawn=("f32",),
+        ),
+    ] = "f32"
     imports_host_memory: Annotated[
         bool,
         Capability(

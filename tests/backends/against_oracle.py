@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ggsched_testing.allowance import far_off
+from ggsched_testing.allowance import far_off, rounds_of
 from ggsched_testing.eager import run_direct
 from ggsched_testing.generators.values import ATOL, RTOL, DrawnGraph, values_for
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -15,11 +15,10 @@ def check(device, graph, values, *, runs=1, rtol=RTOL, atol=ATOL, states=None):
     for _ in range(runs):
         before = {name: array.copy() for name, array in expected_states.items()}
         expected = run_oracle(graph, values, states=expected_states)
-        to_8_bits = device.facts.rounds_to_8_bits
         result = run_direct(device, graph, values, states)
         far = expected
         if (rtol, atol) == (RTOL, ATOL):
-            far = far_off(result, graph, values, expected, before, to_8_bits=to_8_bits)
+            far = far_off(result, graph, values, expected, before, how=rounds_of(device.facts))
         for tid, wanted in expected.items():
             if wanted.dtype.kind != "f" or tid in far:
                 same(result[tid], wanted, rtol, atol)

@@ -27,20 +27,30 @@ class SoftwareBlas:
     def gemm_strided_batched_ex(self, handle, w_turned, _n, n, m, k, _one, *rest):
         """As cuBLAS has it, columns first: y^T = w x^T."""
         w, kind, w_row, w_step, x, _kind, x_row, x_step, beta, y, _f32, *rest = rest
-        y_row, y_step, batches, *_how = rest
+        y_row, y_step, batches, compute, *_how = rest
         adds = ctypes.c_float.from_address(beta).value
 
         def run():
             for b in range(batches):
                 size, place = ((n, k), (k, n))[not w_turned], b * w_step
-                a = _matrix(w, kind, *size, w_row, place)
+                a = _rounded(_matrix(w, kind, *size, w_row, place), compute)
                 a = a if w_turned else a.T
-                c = _matrix(x, kind, m, k, x_row, b * x_step)
+                c = _rounded(_matrix(x, kind, m, k, x_row, b * x_step), compute)
                 target = _rows_at(y + 4 * b * y_step, np.float32, m, n, y_row)
                 with np.errstate(all="ignore"):  # of infinities and NaN
                     target[...] = c @ a.T + (target if adds else 0)
 
         self._driver.give(self._streams[handle], "kernel", run)
+
+
+def _rounded(array, compute):
+    """Return floats with as many bits as a type of computing keeps: TF32, bf16 or all."""
+    lost = {77: 13, 75: 16}.get(compute)
+    if lost is None:
+        return array
+    bits = array.view(np.uint32)
+    kept = (bits + ((1 << lost - 1) - 1 + (bits >> lost & 1))) >> lost << lost
+    return kept.astype(np.uint32).view(np.float32)
 
 
 def _rows_at(address, dtype, rows, columns, step):

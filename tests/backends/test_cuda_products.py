@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
 
+from ggsched.backend.precision import Rounds
 from ggsched.backend.program import Group
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0
@@ -14,7 +15,7 @@ from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
 from ggsched_kernels import FACTOR, SCRATCH, KernelCall, warp_profile
 from ggsched_kernels.block_constants import KERNEL_BLOCKS
-from ggsched_testing.allowance import is_within, rounding_allowances
+from ggsched_testing.allowance import far_off, is_within, rounding_allowances
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import LeafRule, leaf_values
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -197,6 +198,33 @@ def test_passes_are_of_one_weight_in_place():
     assert [call.kernel for call in calls] == ["matmul"], "weights of batches are not packed"
     older = warp_profile(0, 0, False)
     assert kernels_of(Q8_0, 4096, 4096, 12, older) != ["matvec_blocks"]
+
+
+@pytest.mark.parametrize("name", ["f32", "tf32", "bf16"])
+def test_factors_of_f32_are_rounded_as_declared(runner, monkeypatch, name):
+    """And no further: the allowance of the next finer type is too small."""
+    monkeypatch.setenv("GGSCHED_PRECISION", name)
+    g = GraphBuilder("product")
+    graph = g.build(g.mul_mat(g.weight("w", (24, 64)), g.input("x", (2, 19, 64))))
+    values = drawn(graph, 1)
+    with in_software(runner, arch=80), Scheduler(["cuda:0"], weights=values) as scheduler:
+        assert scheduler.topology.devices[0].precision == name
+        ((tid, found),) = scheduler.run(graph, {"x": values["x"]}).items()
+    wanted = run_oracle(graph, values)
+    finer = {"tf32": "f32", "bf16": "tf32"}.get(name)
+    for kind, is_enough in ((name, True), *([(finer, False)] if finer else [])):
+        assert (
+            bool(far_off({tid: found}, graph, values, wanted, how=Rounds(False, kind))) != is_enough
+        )
+
+
+def test_an_unknown_precision_is_refused(monkeypatch):
+    from ggsched.backend.precision import precision
+    from ggsched.errors import UsageError
+
+    monkeypatch.setenv("GGSCHED_PRECISION", "f16")
+    with pytest.raises(UsageError, match="GGSCHED_PRECISION"):
+        precision()
 
 
 @pytest.mark.parametrize("text", ["", "auto", "f32", "f16"])

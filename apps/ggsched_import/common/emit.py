@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
@@ -45,58 +44,38 @@ _INDEXED: Final = frozenset(
 """Ops that fail at indices out of range; operand 1 has the indices."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Const:
     """A constant.
 
-    Attributes:
-        array: Its elements, contiguous.
+    Args:
+        array: Its elements, contiguous; None for bfloat16, whose elements come as f32 where an op
+            needs them.
         name: Of the weight, if it is one of the file's as it stands there.
+        bits: The elements of bfloat16 as u16.
     """
 
-    array: Array
-    name: str = ""
+    __slots__ = ("_array", "bits", "name")
+
+    def __init__(self, array: Array | None, name: str = "", bits: Array | None = None) -> None:
+        self._array, self.name, self.bits = array, name, bits
+
+    @property
+    def array(self) -> Array:
+        """Its elements, contiguous."""
+        if self._array is None:
+            assert self.bits is not None  # one of them is given
+            self._array = widened(self.bits)
+        return self._array
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        return self.array.shape
+        return self.array.shape if self.bits is None else self.bits.shape
 
     @property
     def dtype(self) -> DType:
         """Its element type."""
-        return _dtype_of(self.array)
-
-
-class Bf16Const(Const):
-    """A constant of bfloat16, whose elements come as f32 where an op needs them.
-
-    Attributes:
-        bits: Its elements, contiguous, as u16.
-    """
-
-    __slots__ = ("_widened", "bits")
-
-    def __init__(self, bits: Array, name: str = "") -> None:
-        for field, value in (("bits", bits), ("name", name), ("_widened", None)):
-            object.__setattr__(self, field, value)
-
-    @property
-    def array(self) -> Array:  # type: ignore[override]  # computed when it is read first
-        """Its elements as f32."""
-        if self._widened is None:
-            object.__setattr__(self, "_widened", widened(self.bits))
-        return self._widened
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.bits.shape
-
-    @property
-    def dtype(self) -> DType:
-        """What its elements are computed as."""
-        return F32
+        return _dtype_of(self.array) if self.bits is None else F32
 
 
 def widened(bits: Array) -> Array:
@@ -257,7 +236,7 @@ class Emitter:
 
     def factor(self, value: Value) -> Tensor:
         """Return a tensor of the graph as a product takes it: a constant keeps its 16 bits."""
-        if isinstance(value, Bf16Const) and value.name:
+        if isinstance(value, Const) and value.bits is not None and value.name:
             return self._weight(f"{value.name} (bf16)", value.bits, BF16)
         return self.tensor(value)
 

@@ -7,7 +7,7 @@ import numpy as np
 from ggsched.errors import ModelError
 from ggsched.interchange.dlpack_import import host_array
 from ggsched.ir.dtype import dtype_by_name
-from ggsched_import.common.emit import Array, Bf16Const, Const, widened
+from ggsched_import.common.emit import Array, Const, widened
 
 _NAMES: Final = {
     "torch.float32": "f32",
@@ -24,7 +24,7 @@ _NAMES: Final = {
     "torch.uint64": "u64",
     "torch.bool": "bool",
 }
-"""bfloat16 is computed in f32: more exact, and numpy does not have it. Products keep its weights."""
+"""bfloat16 is computed in f32: more exact, and numpy does not have it; products keep weights."""
 
 FLOATS: Final = ("f16", "f32", "f64")
 DEFAULT_FLOAT: Final = "f32"
@@ -59,7 +59,7 @@ def array_of(tensor: Any, where: str = "tensor") -> Array:
 def const_of(tensor: Any, name: str) -> Const:
     """Return a ``torch.Tensor`` on the host as a constant; raise what ``array_of`` does."""
     if str(tensor.dtype) == "torch.bfloat16":
-        return Bf16Const(_elements(tensor, name), name)
+        return Const(None, name, _elements(tensor, name))
     return Const(array_of(tensor, name), name)
 
 

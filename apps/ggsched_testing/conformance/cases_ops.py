@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ggsched.backend.protocols import Stream
 from ggsched.ir.dtype import DType, dtype_by_name
 from ggsched.ir.ops import OPS
-from ggsched_testing.allowance import far_off
+from ggsched_testing.allowance import far_off, rounds_of
 from ggsched_testing.conformance.case import Case, case
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.conformance.draws import empty_graphs, graphs_with, is_declared
@@ -61,13 +61,14 @@ def check_graph(
     w.program.append(f"graph: {name}, seed {w.seed}")
     values = values_for(drawn, w.seed) if values is None else values
     expected = run_oracle(drawn.graph, values)
-    to_8_bits = w.device.facts.rounds_to_8_bits
     prepared, after = run(w, q, drawn.graph, values)
     seen = {tid: prepared.output(after, tid) for tid in expected}
     exact = {tid for tid, a in expected.items() if _is_exact(drawn) or a.dtype == np.int32}
     far = exact
     if len(exact) < len(expected):
-        far = exact.union(far_off(seen, drawn.graph, values, expected, to_8_bits=to_8_bits))
+        far = exact.union(
+            far_off(seen, drawn.graph, values, expected, how=rounds_of(w.device.facts))
+        )
     for tid in sorted(far):
         _compare(seen[tid], expected[tid], drawn, tid, exact=tid in exact)
     w.program.clear()

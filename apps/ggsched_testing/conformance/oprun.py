@@ -17,7 +17,7 @@ from ggsched.backend.protocols import Buffer, Program, Stream
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
-from ggsched_testing.allowance import far_off
+from ggsched_testing.allowance import far_off, rounds_of
 from ggsched_testing.conformance.call_trace import Bytes
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -128,10 +128,10 @@ def run(
 
 def agrees(w: TestContext, prepared: Prepared, after: Bytes, values: Mapping[str, Array]) -> bool:
     """Return whether what a run has left is within rounding of the oracle."""
-    graph, to_8_bits = prepared.graph, w.device.facts.rounds_to_8_bits
+    graph = prepared.graph
     expected = run_oracle(graph, values)
     seen = {tid: prepared.output(after, tid) for tid in expected}
-    return not far_off(seen, graph, values, expected, to_8_bits=to_8_bits)
+    return not far_off(seen, graph, values, expected, how=rounds_of(w.device.facts))
 
 
 def _initial(t: Tensor, values: Mapping[str, Array], blank: int) -> Any:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ggsched.backend.arrays import numpy_dtype, numpy_shape
 from ggsched.backend.elements import as_library_has_them, computed, decoded, encode, set_rows, wide
-from ggsched.backend.precision import BLOCK, ROUNDING_TO_8_BITS, rounding_of
+from ggsched.backend.precision import BLOCK, EXACT, ROUNDING_TO_8_BITS, Rounds, rounding_of
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import ARRAY_DTYPES
 from ggsched.ir.graph import Graph, Node
@@ -50,7 +50,7 @@ def run_oracle(
     states: dict[str, Array] | None = None,
     compute: type[np.floating[Any]] = np.float64,
     rounding: Rounding | None = None,
-    to_8_bits: bool = False,
+    how: Rounds = EXACT,
 ) -> dict[int, Array]:
     """Run a graph node by node.
 
@@ -65,7 +65,7 @@ def run_oracle(
         compute: Type of the arithmetic within an op; float32 shows how much rounding matters.
         rounding: If given, elements of one product are off by as much as LCH-3 lets a device
             round them.
-        to_8_bits: Whether that is a device that rounds activations to 8 bits.
+        how: How that device rounds.
 
     Returns:
         Output tensor id -> a fresh array of the tensor's shape: float32, float16 or int32;
@@ -84,7 +84,7 @@ def run_oracle(
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             try:
-                _run_node(graph, node, storages, compute, rounding, to_8_bits=to_8_bits)
+                _run_node(graph, node, storages, compute, rounding, how=how)
             except UsageError as error:
                 error.add_note(f"in {graph.label(node)}")
                 raise
@@ -139,7 +139,7 @@ def _run_node(
     compute: type[np.floating[Any]],
     rounding: Rounding | None,
     *,
-    to_8_bits: bool,
+    how: Rounds,
 ) -> None:
     operands = [graph.tensors[tid] for tid in node.inputs]
     result = graph.tensors[node.output]
@@ -159,8 +159,8 @@ def _run_node(
             f"its reference returned shape {value.shape}, its shape rule {result.shape}",
             where=f"op {op.name!r}",
         )
-    entry = rounding_of(operands[0].dtype.name) if node.op in PRODUCTS else 0.0
-    if node.op in ("mul_mat", "mul_mat_id") and to_8_bits and operands[0].dtype.is_quantized:
+    entry = rounding_of(operands[0].dtype.name, how.precision) if node.op in PRODUCTS else 0.0
+    if node.op in ("mul_mat", "mul_mat_id") and how.to_8_bits and operands[0].dtype.is_quantized:
         entry = ROUNDING_TO_8_BITS
         loaded[1] = _largest_of_blocks(loaded[1])
     if rounding is not None and rounding.node == node.id and entry:

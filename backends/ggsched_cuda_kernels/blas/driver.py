@@ -1,6 +1,6 @@
 """The only file that knows ``nvmath``: cuBLAS, with one handle for each stream (LCH-5).
 
-TF32 is off: f32 products are computed in f32.
+Products of f32 are computed in f32 unless a precision says otherwise.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ from itertools import pairwise
 from threading import Thread
 from typing import Any, Final
 
+from ggsched.backend.precision import Precision
 from ggsched.errors import BackendUnavailable
 
 F32: Final = 0
@@ -18,7 +19,8 @@ F16: Final = 2
 BF16: Final = 14
 _TRANSPOSED: Final = 1
 _PLAIN: Final = 0
-_COMPUTE_32F: Final = 68
+_COMPUTE: Final[dict[Precision, int]] = {"f32": 68, "tf32": 77, "bf16": 75}
+"""Results are f32 and sums are made in f32; what factors of f32 may be rounded to."""
 _DEFAULT_ALGORITHM: Final = -1
 _DEFAULT_MATH: Final = 0
 _ALIGNMENT: Final = 256  # bytes; more makes no difference to cuBLAS
@@ -127,6 +129,7 @@ class Product:
         batches: Number of batches, and distances of those of w, x, y in elements.
         adds: Whether to add to what y holds.
         has_columns: Whether elements of w lie side by side along its columns instead.
+        precision: What factors of f32 may be rounded to.
 
     Attributes:
         handle: The stream's handle.
@@ -151,11 +154,12 @@ class Product:
         batches: tuple[int, int, int, int] = (1, 0, 0, 0),
         adds: bool = False,
         has_columns: bool = False,
+        precision: Precision = "f32",
     ) -> None:
         count, step_w, step_x, step_y = batches
         aligned = (w % _ALIGNMENT, x % _ALIGNMENT, y % _ALIGNMENT)
         self.handle = handle
-        self.kind_of_call = (m, n, k, aligned, kind, rows, batches, adds, has_columns)
+        self.kind_of_call = (m, n, k, aligned, kind, precision, rows, batches, adds, has_columns)
         # cuBLAS counts columns first, so it computes y^T = w x^T.
         self._call = _cublas().gemm_strided_batched_ex
         self._arguments = (
@@ -164,7 +168,7 @@ class Product:
             x, kind, rows[1], step_x,
             ONE if adds else ZERO,
             y, F32, rows[2], step_y,
-            count, _COMPUTE_32F, _DEFAULT_ALGORITHM,
+            count, _COMPUTE[precision], _DEFAULT_ALGORITHM,
         )  # fmt: skip
 
     def __call__(self) -> tuple[int]:
