@@ -6,7 +6,7 @@ shapes, alignment, that each tensor lies inside the file and that no two share b
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -67,6 +67,7 @@ class GgufTensor:
         offset: First byte, from the start of the file.
         part: Which file of a model of several holds it, see ``ggsched_llm.gguf_split``.
         pieces: What it is made of along its first axis, where it does not lie in one place.
+        source: What computes its bytes, where they are nowhere in the file.
     """
 
     name: str
@@ -76,6 +77,12 @@ class GgufTensor:
     nbytes: int
     part: int = 0
     pieces: "tuple[GgufTensor, ...]" = ()
+    source: "Callable[[GgufFile], NDArray[np.uint8]] | None" = None
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its bytes are in one place of the file."""
+        return self.source is None and not self.pieces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +106,7 @@ class GgufFile:
     more: tuple[NDArray[np.uint8], ...] = ()
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of a tensor, uint8 (nbytes,), read-only; a copy if it has pieces.
+        """Return the bytes of a tensor, uint8 (nbytes,), read-only; a copy if not in one place.
 
         Raises:
             ModelError: there is no such tensor.
@@ -107,11 +114,12 @@ class GgufFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelError(f"no tensor {quoted(name)}", where=self.path)
-        if not tensor.pieces:
+        if tensor.is_mapped:
             return self._bytes(tensor)
-        joined = np.concatenate([self._bytes(piece) for piece in tensor.pieces])
-        joined.flags.writeable = False
-        return joined
+        pieces = [self._bytes(piece) for piece in tensor.pieces]
+        made = tensor.source(self) if tensor.source else np.concatenate(pieces)
+        made.flags.writeable = False
+        return made
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         data = self.more[tensor.part - 1] if tensor.part else self.data

@@ -107,6 +107,8 @@ class HParams:
         n_ff_shared: Width of the network of the shared experts.
         renormalises_experts: Whether the weights of the chosen experts add up to one.
         routes_by_sigmoid: Whether experts are weighted by sigmoid instead of softmax.
+        n_expert_groups: Groups that experts are in, neighbours in the same one.
+        n_groups_used: Groups that the experts of a token are chosen from.
         expert_scale: Factor on the weights of experts.
         n_dense: Leading blocks without experts.
         n_ff_dense: Width of their networks.
@@ -140,6 +142,8 @@ class HParams:
     n_ff_shared: int = 0
     renormalises_experts: bool = True
     routes_by_sigmoid: bool = False
+    n_expert_groups: int = 1
+    n_groups_used: int = 1
     expert_scale: float = 1.0
     n_dense: int = 0
     n_ff_dense: int = 0

@@ -267,6 +267,8 @@ class ModelBuilder:
         elif router == "all":
             scores = g.soft_max(logits, name="ffn_moe_probs")
         biased = scores if bias is None else g.add(scores, bias, name="ffn_moe_probs_biased")
+        if hp.n_groups_used < hp.n_expert_groups:
+            biased = self._best_groups(biased)
         chosen = g.top_k(biased, hp.n_expert_used, name="ffn_moe_topk")
         table = g.reshape(scores, -1, hp.n_expert, 1)
         picked = g.get_rows(table, chosen, name="ffn_moe_weights")
@@ -279,6 +281,34 @@ class ModelBuilder:
         if hp.expert_scale != 1.0:
             flat = g.scale(flat, hp.expert_scale, name="ffn_moe_weights_scaled")
         return chosen, g.reshape(flat, -1, hp.n_expert_used, 1)
+
+    def _best_groups(self, scores: Tensor) -> Tensor:
+        """Return scores (T, E) of experts, those of groups that are not the best ones far lower.
+
+        A group is as good as its two best experts together (DeepSeek V3), or as its best one where
+        the router is a softmax (V2). Groups as good as the last one in use are in use too.
+        """
+        g, groups = self.g, self.hp.n_expert_groups
+        members = g.reshape(scores, -1, groups, scores.shape[1] // groups)
+        deciding = min(2, members.shape[2]) if self.hp.routes_by_sigmoid else 1
+        best = g.top_k(members, deciding, name="ffn_moe_group_best")
+        found = g.get_rows(g.reshape(members, *members.shape, 1), best)
+        total = g.reshape(g.sum_rows(g.reshape(found, -1, groups, deciding)), -1, groups)
+        used = g.top_k(total, self.hp.n_groups_used, name="ffn_moe_group_topk")
+        ranked = g.reshape(g.get_rows(g.reshape(total, -1, groups, 1), used), *used.shape)
+        end = (used.shape[1] - 1) * ranked.strides[1]
+        last = g.view(ranked, (used.shape[0], 1), ranked.strides, end)
+        behind = g.sub(total, last)
+        lower = g.clamp(g.scale(behind, 1e38), -1e30, 0.0)
+        masked = g.add(members, g.reshape(lower, -1, groups, 1), name="ffn_moe_probs_masked")
+        return g.reshape(masked, *scores.shape)
+
+    def dense_or_experts(self, x: Tensor, layer: int) -> Tensor:
+        """Apply a dense network in the first blocks, else experts and one that all tokens share."""
+        if layer < self.hp.n_dense:
+            return self.feed_forward(x, layer)
+        shared = self.feed_forward(x, layer, suffix="_shexp")
+        return self.g.add(self.experts(x, layer, router="all"), shared, name="ffn_out")
 
     def experts_and_shared(self, x: Tensor, layer: int, residual: Tensor) -> Tensor:
         """Add the results of the chosen experts and of the shared one, which has a gate.

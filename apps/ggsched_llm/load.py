@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.ir.dtype import FLOAT_DTYPES
+from ggsched_llm.arch import ARCHITECTURES
 from ggsched_llm.gguf_file import GgufFile, GgufTensor
 from ggsched_llm.gguf_header import MetaValue, quoted
 from ggsched_llm.gguf_split import open_model_file
@@ -127,6 +128,7 @@ def _model(file: GgufFile, overrides: Mapping[str, MetaValue], weights: WeightPo
     hparams = read_hparams(file)
     if overrides and isinstance(file.metadata, NotedKeys):
         _warn_of_unread(file.path, overrides, file.metadata)
+    file = ARCHITECTURES[hparams.arch].adapt(file, hparams)
     found = {
         need.name: WeightSpec(need.shape, graph_dtype(need, tensor.dtype, weights))
         for need, tensor in _found(file, hparams)

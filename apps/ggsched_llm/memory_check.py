@@ -75,7 +75,7 @@ def _mapped_nbytes(session: Session) -> dict[int, int]:
         if weight is None or not devices[home].imports_host_memory:
             continue
         stored = file.tensors[source_name(spec, source)]
-        is_stored = weight.dtype is stored.dtype and not stored.pieces
+        is_stored = weight.dtype is stored.dtype and stored.is_mapped
         if is_stored and (shared is None or shared.is_mapped(name)):
             nbytes = weight.nbytes if shared is None else shared.nbytes(name)
             mapped[home] = mapped.get(home, 0) + nbytes

@@ -157,15 +157,36 @@ def _activation(keys: Keys, n_expert: int) -> Literal["silu", "gelu"]:
 
 def _routing(keys: Keys, arch: Architecture, hp: HParams) -> HParams:
     """Return hyperparameters with what the metadata say about the weights of experts."""
-    gating = keys.count("expert_gating_func", 1 << 8, default=_SOFT_MAX, least=0) or _SOFT_MAX
+    default = _SIGMOID if arch.routes_by_sigmoid else _SOFT_MAX
+    gating = keys.count("expert_gating_func", 1 << 8, default, least=0) or default
     if gating not in (_SOFT_MAX, _SIGMOID):
         raise keys.fail("expert_gating_func", f"is {gating}", "supported: 1, 2")
+    groups, groups_used = _expert_groups(keys, hp)
     return replace(
         hp,
+        n_expert_groups=groups,
+        n_groups_used=groups_used,
         expert_scale=keys.real("expert_weights_scale", 0.0, 1e6, default=0.0) or 1.0,
         renormalises_experts=keys.flag("expert_weights_norm", arch.renormalises),
         routes_by_sigmoid=gating == _SIGMOID,
     )
+
+
+def _expert_groups(keys: Keys, hp: HParams) -> tuple[int, int]:
+    """Return how many groups the experts are in, and from how many a token's are chosen."""
+    key, used_key = "expert_group_count", "expert_group_used_count"
+    groups = keys.count(key, 1 << 12, default=1, least=0) or 1
+    if hp.n_expert % groups:
+        why = f"it must divide the {hp.n_expert} of expert_count"
+        raise keys.fail(key, f"is {groups}", why)
+    if groups == 1:
+        keys.count(used_key, 1, default=1, least=0)
+        return 1, 1
+    used = keys.count(used_key, groups)
+    if used * (hp.n_expert // groups) < hp.n_expert_used:
+        why = f"a token needs {hp.n_expert_used} experts (expert_used_count)"
+        raise keys.fail(used_key, f"is {used}", f"{why}, groups have {hp.n_expert // groups}")
+    return groups, used
 
 
 def _blocks(file: GgufFile, keys: Keys) -> int:

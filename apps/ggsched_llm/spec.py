@@ -210,6 +210,16 @@ def shared_expert_needs(hp: HParams, layer: int) -> Iterator[WeightNeed]:
     yield from feed_forward_needs(hp, layer, bias=False, suffix="_shexp", width=hp.n_ff_shared)
 
 
+def dense_or_expert_needs(hp: HParams, layer: int) -> Iterator[WeightNeed]:
+    """Yield the network of a block: dense in the first ones, else experts and a shared one."""
+    if layer < hp.n_dense:
+        yield from feed_forward_needs(hp, layer, bias=False, width=hp.n_ff_dense)
+        return
+    yield from expert_needs(hp, layer, bias=False)
+    yield WeightNeed(f"blk.{layer}.exp_probs_b.bias", (hp.n_expert,), optional=True)
+    yield from feed_forward_needs(hp, layer, bias=False, suffix="_shexp", width=hp.n_ff_shared)
+
+
 def block_needs(
     hp: HParams,
     *,

@@ -133,8 +133,12 @@ FAMILIES |= {
             "expert_gating_func": 2,
             "expert_weights_norm": True,
             "expert_weights_scale": 2.5,
+            "expert_count": 12,
+            "expert_used_count": 4,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
         },
-        **_LATENT_SIZES,
+        **{**_LATENT_SIZES, "experts": 12},
     ),
 }
 _SSM = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")

@@ -1,10 +1,14 @@
 """Keys that only some architectures have: contradictions are refused by name."""
 
+import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from ggsched.errors import ModelError
-from ggsched_llm.load import load_model
-from tests.models.reference_models import write_reference
+from ggsched_llm.load import load_model, weight_array
+from ggsched_llm.weights import converted_array
+from tests.models.helpers import stored, write_gguf
+from tests.models.reference_models import REFERENCES, metadata, write_reference
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +45,59 @@ def test_refused(path_of, name, key, value, word):
     assert word in str(info.value)
 
 
-def test_groups_of_experts_are_refused(path_of):
-    groups = {"deepseek2.expert_group_count": 4, "deepseek2.expert_group_used_count": 2}
-    with pytest.raises(ModelError, match="groups of experts are not supported"):
-        load_model(path_of("deepseek2-f32"), overrides=groups)
-    every = groups | {"deepseek2.expert_group_used_count": 4}
-    assert load_model(path_of("deepseek2-f32"), overrides=every).hparams.n_expert == 8
+@pytest.mark.parametrize(
+    ("groups", "used", "key", "word"),
+    [
+        (5, 2, "expert_group_count", "must divide the 12 of expert_count"),
+        (4, 5, "expert_group_used_count", "must be from 1 to 4"),
+        (
+            4,
+            1,
+            "expert_group_used_count",
+            "needs 4 experts (expert_used_count), groups have 3",
+        ),
+        (1, 2, "expert_group_used_count", "must be from 0 to 1"),
+    ],
+)
+def test_groups_of_experts_that_cannot_be(path_of, groups, used, key, word):
+    keys = {"deepseek2.expert_group_count": groups, "deepseek2.expert_group_used_count": used}
+    with pytest.raises(ModelError) as info:
+        load_model(path_of("deepseek3-f32"), overrides=keys)
+    assert f"key deepseek2.{key}: " in str(info.value)
+    assert word in str(info.value)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_keys_and_values_of_latent_rows_in_one_tensor(path_of, tmp_path, kind):
+    """Files from before 2025: the same model, but for what is quantised along another axis."""
+    name, arch = "deepseek2-f32", "deepseek2."
+    whole = load_model(path_of(name))
+    hp, latent = whole.hparams, whole.hparams.latent
+    meta = metadata(name, REFERENCES[name])
+    meta[f"{arch}attention.head_count_kv"] = hp.n_head
+    for part in ("key", "value"):
+        meta[f"{arch}attention.{part}_length"] = meta.pop(f"{arch}attention.{part}_length_mla")
+    arrays = {n: converted_array(whole.file, n) for n in whole.file.tensors}
+    for layer in range(hp.n_layer):
+        k, v = (arrays.pop(f"blk.{layer}.attn_{part}_b.weight") for part in "kv")
+        both = np.concatenate([k.transpose(0, 2, 1), v], axis=1).reshape(-1, latent.rank)
+        arrays[f"blk.{layer}.attn_kv_b.weight"] = both
+    tensors = {n: stored(a, kind if "_kv_b" in n else Kind.F32) for n, a in arrays.items()}
+    old = load_model(write_gguf(tmp_path / "old.gguf", meta, tensors))
+    assert old.hparams == hp
+    near = 0 if kind is Kind.F32 else 3e-3
+    for n, weight in whole.spec.weights.items():
+        found = old.spec.weights[n]
+        assert found.shape == weight.shape
+        assert found.nbytes == weight_array(old, n).nbytes
+        values = converted_array(old.file, n)
+        np.testing.assert_allclose(values, converted_array(whole.file, n), rtol=0, atol=near)
+    del tensors["blk.1.attn_kv_b.weight"]
+    with pytest.raises(ModelError, match=r"blk\.1\.attn_k_b\.weight'"):
+        load_model(write_gguf(tmp_path / "old.gguf", meta, tensors))
+    tensors["blk.1.attn_kv_b.weight"] = stored(both[1:], Kind.F32)
+    with pytest.raises(ModelError, match=r"attn_kv_b\.weight'.*wrong shape: needs \[224, 64\]"):
+        load_model(write_gguf(tmp_path / "old.gguf", meta, tensors))
 
 
 def test_layers_that_are_windowed(path_of):

@@ -14,7 +14,7 @@ from tests.support.expert_files import write_model
 from tests.support.model_shapes import SHAPES
 
 PROMPT, ANSWER, CONTEXT = 32, 8, 4096
-BLOCKS = {"mamba2-2.7b": 64, "mamba2-7b": 16}
+BLOCKS = {"deepseek3-671b": 4, "mamba2-2.7b": 64, "mamba2-7b": 16}
 # A state of 128 x 64 numbers in each of 80 heads, in f32 as llama.cpp's, is 11 % of the file.
 SHARE = {"mamba2-2.7b": 0.12}
 

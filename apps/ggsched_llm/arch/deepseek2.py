@@ -11,12 +11,20 @@ from functools import partial
 from math import log, sqrt
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ggsched.errors import ModelError
+from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import Tensor
-from ggsched_llm.architecture import Architecture
+from ggsched_llm.architecture import Architecture, with_dense_blocks
+from ggsched_llm.gguf_file import GgufFile, GgufTensor
+from ggsched_llm.gguf_header import quoted
 from ggsched_llm.hparams import HParams, Latent
 from ggsched_llm.layers import ModelBuilder
 from ggsched_llm.metadata_keys import Keys
-from ggsched_llm.spec import WeightNeed, expert_needs, feed_forward_needs, linear_needs
+from ggsched_llm.spec import WeightNeed, dense_or_expert_needs, linear_needs
+from ggsched_llm.weights import converted_array, stored_array
 
 _YARN_LOG: Final = 0.1
 
@@ -58,23 +66,13 @@ def needs(hp: HParams) -> Iterator[WeightNeed]:
         yield WeightNeed(f"{blk}.attn_v_b.weight", (heads, w.value, w.rank), matrix=True)
         yield from linear_needs(f"{blk}.attn_output", hp.n_embd, heads * w.value, bias=False)
         yield WeightNeed(f"{blk}.ffn_norm.weight", (hp.n_embd,))
-        if layer < hp.n_dense:
-            yield from feed_forward_needs(hp, layer, bias=False, width=hp.n_ff_dense)
-            continue
-        yield from expert_needs(hp, layer, bias=False)
-        yield WeightNeed(f"{blk}.exp_probs_b.bias", (hp.n_expert,), optional=True)
-        yield from feed_forward_needs(hp, layer, bias=False, suffix="_shexp", width=hp.n_ff_shared)
+        yield from dense_or_expert_needs(hp, layer)
 
 
 def block(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd)."""
-    ffn = kit.feed_forward if layer < kit.hp.n_dense else partial(_experts, kit)
-    return kit.block(x, layer, "ffn_norm", ffn, attention=partial(_attention, kit))
-
-
-def _experts(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
-    out = kit.experts(x, layer, router="all")
-    return kit.g.add(out, kit.feed_forward(x, layer, suffix="_shexp"), name="ffn_out")
+    network, attention = kit.dense_or_experts, partial(_attention, kit)
+    return kit.block(x, layer, "ffn_norm", network, attention=attention)
 
 
 def _attention(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
@@ -109,11 +107,15 @@ def _attention(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 def refine(keys: Keys, hp: HParams) -> HParams:
     """Read widths of the latent space, and which layers have no experts."""
-    wide = 1 << 14
+    wide, mla = 1 << 14, "_mla"
+    rank = keys.count("attention.kv_lora_rank", wide)
+    if keys.get("attention.key_length_mla") is None and hp.n_head_kv == hp.n_head:
+        # Files from before 2025 say the widths of keys and values that are written out.
+        hp, mla = replace(hp, head_dim=rank + hp.rope.n_dims, n_head_kv=1), ""
     latent = Latent(
-        rank=keys.count("attention.kv_lora_rank", wide),
-        key_dim=keys.count("attention.key_length_mla", wide),
-        value_dim=keys.count("attention.value_length_mla", wide),
+        rank=rank,
+        key_dim=keys.count(f"attention.key_length{mla}", wide),
+        value_dim=keys.count(f"attention.value_length{mla}", wide),
         query_rank=keys.count("attention.q_lora_rank", wide, default=0, least=0),
     )
     if hp.head_dim != latent.rank + hp.rope.n_dims or hp.n_head_kv != 1:
@@ -121,10 +123,7 @@ def refine(keys: Keys, hp: HParams) -> HParams:
         raise keys.fail("attention.key_length", f"is {hp.head_dim}", why)
     if latent.key_dim <= hp.rope.n_dims:
         why = f"{hp.rope.n_dims} elements of it are rotated"
-        raise keys.fail("attention.key_length_mla", f"is {latent.key_dim}", why)
-    groups = keys.count("expert_group_count", 1 << 12, default=1)
-    if groups > 1 and keys.count("expert_group_used_count", 1 << 12, default=groups) < groups:
-        raise keys.fail("expert_group_count", f"is {groups}", "groups of experts are not supported")
+        raise keys.fail(f"attention.key_length{mla}", f"is {latent.key_dim}", why)
     logarithm, magnitude = log(1.0 / hp.rope.freq_scale), hp.rope.attn_factor
     by_log = keys.real("rope.scaling.yarn_log_multiplier", 0.0, 1e3, default=0.0) / _YARN_LOG
     if by_log and hp.rope.ext_factor:
@@ -133,14 +132,57 @@ def refine(keys: Keys, hp: HParams) -> HParams:
     whole = magnitude * (1.0 + 0.1 * logarithm) if hp.rope.ext_factor else magnitude
     whole *= 1.0 + 0.1 * by_log * logarithm
     return replace(
-        hp,
+        with_dense_blocks(keys, hp),
         latent=latent,
         rope=replace(hp.rope, attn_factor=magnitude),
         attn_scale=whole**2 / sqrt(latent.key_dim),
-        n_dense=keys.count("leading_dense_block_count", 1 << 16, default=0, least=0),
-        n_ff_dense=keys.count("feed_forward_length", 1 << 24),
-        n_ff_shared=hp.n_ff * keys.count("expert_shared_count", 1 << 12),
     )
+
+
+def adapt(file: GgufFile, hp: HParams) -> GgufFile:
+    """Return a file that has what keys and values take from latent rows as two tensors.
+
+    Files from before 2025, and folders, have both in one: rows of keys and of values, by heads. The
+    part of keys is transposed when it is loaded, and is f32 if it was packed.
+
+    Raises:
+        ModelError: the tensor of both has another shape.
+    """
+    w, tensors = _widths(hp), dict(file.tensors)
+    for name, both in file.tensors.items():
+        if not name.endswith(".attn_kv_b.weight") or name.replace("_kv_b", "_k_b") in tensors:
+            continue
+        shape: tuple[int, ...] = (hp.n_head * (w.plain + w.value), w.rank)
+        if both.shape != shape:
+            where = f"{file.path}: tensor {quoted(name)}"
+            why = f"needs {list(shape)}, has {list(both.shape)}"
+            raise ModelError("has the wrong shape", where=where, why=why, hint="convert it again")
+        row = both.nbytes // shape[0]
+        values = tuple(
+            replace(
+                both,
+                shape=(w.value, w.rank),
+                offset=both.offset + first * row,
+                nbytes=w.value * row,
+            )
+            for first in range(w.plain, shape[0], w.plain + w.value)
+        )
+        own, shape = name.replace("_kv_b", "_v_b"), (hp.n_head, w.value, w.rank)
+        nbytes = hp.n_head * w.value * row
+        tensors[own] = replace(both, name=own, shape=shape, nbytes=nbytes, pieces=values)
+        own, shape = name.replace("_kv_b", "_k_b"), (hp.n_head, w.rank, w.plain)
+        dtype = F32 if both.dtype.is_quantized else both.dtype
+        nbytes = hp.n_head * w.rank * dtype.row_nbytes(w.plain)
+        made = partial(_keys_of, name=name, heads=hp.n_head, plain=w.plain)
+        tensors[own] = GgufTensor(own, dtype, shape, 0, nbytes, source=made)
+    return replace(file, tensors=tensors)
+
+
+def _keys_of(file: GgufFile, name: str, heads: int, plain: int) -> NDArray[np.uint8]:
+    packed = file.tensors[name].dtype.is_quantized
+    both = converted_array(file, name) if packed else stored_array(file, name)
+    keys = both.reshape(heads, -1, both.shape[-1])[:, :plain].transpose(0, 2, 1)
+    return np.ascontiguousarray(keys).view(np.uint8).reshape(-1)
 
 
 ARCHITECTURE: Final = Architecture(
@@ -152,4 +194,5 @@ ARCHITECTURE: Final = Architecture(
     has_latent=True,
     renormalises=False,
     refine=refine,
+    adapt=adapt,
 )
