@@ -189,12 +189,13 @@ def _check_optional(file: GgufFile, hparams: HParams, found: Mapping[str, Weight
 def _check_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpec]) -> None:
     """Refuse tensors of the model that its architecture has no use for; warn of others.
 
-    Blocks that predict further tokens are left out for a reason.
+    Blocks that predict further tokens are left out, which is said once.
     """
-    unused = [name for name in file.tensors if name not in used]
+    unused, n_left_out = [name for name in file.tensors if name not in used], 0
     for name in unused:
         found = _OF_THE_MODEL.match(name)
         is_left_out = found is not None and int(found[1] or 0) >= hparams.n_layer
+        n_left_out += is_left_out
         # Angles follow from the metadata, and these two hold what the third does.
         both = [name.replace(".attn_kv_b.", f".attn_{part}_b.") for part in "kv"]
         is_known = name.endswith(_ANGLES) or all(n != name and n in used for n in both)
@@ -203,6 +204,9 @@ def _check_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpe
             why = f"architecture {hparams.arch} does not know it, and results may depend on it"
             hint = "convert the model again, or report the tensor"
             raise ModelError(what, where=file.path, why=why, hint=hint)
+    if n_left_out:
+        text = "%s: %d tensors of blocks that predict further tokens are not loaded"
+        _log.info(text, file.path, n_left_out)
     others = [name for name in unused if not _OF_THE_MODEL.match(name)]
     if others:
         names = ", ".join(quoted(name) for name in others[:3])

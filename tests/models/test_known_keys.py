@@ -109,8 +109,11 @@ def test_a_block_that_predicts_tokens_is_not_computed(tmp_path, arch, caplog):
     arrays["blk.1.nextn.eh_proj.weight"] = np.ones((32, 64), np.float32)
     count = {f"{arch}.nextn_predict_layers": 1}
     path = tmp_path / "m.gguf"
-    whole = load_model(tiny_gguf(path, arch, meta=count, arrays=arrays, layers=2))
-    assert not caplog.text
+    with caplog.at_level("INFO", "ggsched"):
+        whole = load_model(tiny_gguf(path, arch, meta=count, arrays=arrays, layers=2))
+    (said,) = caplog.messages
+    assert said.endswith("tensors of blocks that predict further tokens are not loaded")
+    assert caplog.records[0].levelname == "INFO"
     first = {n: a for n, a in arrays.items() if not n.startswith("blk.1.")}
     alone = load_model(tiny_gguf(tmp_path / "n.gguf", arch, arrays=first))
     np.testing.assert_array_equal(Runner(whole).feed([1, 2, 3]), Runner(alone).feed([1, 2, 3]))
