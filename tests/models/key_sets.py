@@ -281,6 +281,10 @@ GGUF_KEYS = {
         "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0],
         "nextn_predict_layers": 0,
     },
+    "qwen35-f32": {
+        **_COMMON, **_STATES, "full_attention_interval": 4, "nextn_predict_layers": 0,
+        "rope.dimension_sections": [11, 11, 10, 0],
+    },
     "gptoss-f32": {
         **_COMMON, **_EXPERTS, "attention.sliding_window": 128, "expert_gating_func": 3,
         "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,

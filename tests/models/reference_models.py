@@ -192,6 +192,12 @@ FAMILIES |= {
         meta={**_WIDE_HYBRID, **_EVERY_SECOND},
         **{**_WIDE_HYBRID_SIZES, "layers": 3, "every": 2},
     ),
+    "qwen35": _family(
+        "qwen35",
+        "head_norms",
+        meta={**_WIDE_STATES, **_EVERY_SECOND, "rope.dimension_count": 8},
+        **{**_WIDE_HYBRID_SIZES, "layers": 3, "every": 2, "experts": 0},
+    ),
     "mamba2": _family("mamba2", meta=_MAMBA, every=1 << 16, **_MAMBA_SIZES),
 }
 _EXPERT_SIZES = {"experts": 8, "expert_ff": 32}
@@ -282,7 +288,7 @@ def shapes(model):
             one |= {"attn_q_norm": (d,), "attn_k_norm": (d,)}
         if s.get("every"):
             one = _state_shapes(model, one, (i + 1) % s["every"] != 0)
-        if has("sinks"):
+        if model.arch in ("gpt-oss", "glm4moe"):
             one["post_attention_norm"] = one.pop("ffn_norm")
         if has("post_norms"):
             one |= {"post_attention_norm": (e,), "post_ffw_norm": (e,)}
@@ -290,7 +296,7 @@ def shapes(model):
         for part, shape in one.items():
             is_whole = part.endswith((".bias", "ssm_a", "ssm_d"))
             found[f"blk.{i}.{part}" if is_whole else f"blk.{i}.{part}.weight"] = shape
-        if has("expert_bias") and i >= s["dense"]:
+        if has("expert_bias") and i >= s.get("dense", 0):
             found[f"blk.{i}.exp_probs_b.bias"] = (s["experts"],)
         found |= _further_shapes(model, f"blk.{i}", one)
     return found
@@ -366,7 +372,7 @@ def _expert_shapes(s):
     if s.get("shared"):
         one |= {f"ffn_{part}_shexp": (s["shared"], e) for part in ("gate", "up")}
         one["ffn_down_shexp"] = (e, s["shared"])
-        if not s.get("rank"):
+        if not s.get("dense"):
             one["ffn_gate_inp_shexp"] = (e,)
     return one
 

@@ -219,6 +219,18 @@ SHAPES: Final[Mapping[str, Shape]] = {
         },
         pre="qwen35",
     ),
+    "qwen35-9b": Shape(
+        "qwen35",
+        _sizes(262144, 4096, 32, 12288, 248320)
+        | _attention(16, 4, 256, 1e7)
+        | _states(128, 16, 32, 4096)
+        | {
+            "rope.dimension_count": 64,
+            "rope.dimension_sections": _SECTIONS,
+            "full_attention_interval": 4,
+        },
+        pre="qwen35",
+    ),
     "mamba2-2.7b": Shape(
         "mamba2",
         _sizes(1048576, 2560, 64, 0, 50288) | _states(128, 1, 80, 5120),

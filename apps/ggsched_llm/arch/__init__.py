@@ -19,6 +19,7 @@ from ggsched_llm.arch import (
     qwen3,
     qwen3moe,
     qwen3next,
+    qwen35,
     qwen35moe,
 )
 from ggsched_llm.architecture import Architecture
@@ -27,6 +28,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
     for module in (
         *(llama, qwen3moe, gptoss, qwen2, qwen3, qwen2moe, gemma2, gemma3, phi3, deepseek2),
-        *(qwen3next, qwen35moe, mamba2),
+        *(qwen3next, qwen35moe, qwen35, mamba2),
     )
 }

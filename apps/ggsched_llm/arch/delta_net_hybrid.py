@@ -10,7 +10,13 @@ from ggsched_llm.hparams import HParams
 from ggsched_llm.layers import ModelBuilder
 from ggsched_llm.metadata_keys import Keys
 from ggsched_llm.recurrent import delta_net_needs, read_delta_net
-from ggsched_llm.spec import WeightNeed, head_norm_needs, linear_needs, shared_expert_needs
+from ggsched_llm.spec import (
+    WeightNeed,
+    feed_forward_needs,
+    head_norm_needs,
+    linear_needs,
+    shared_expert_needs,
+)
 
 
 def hybrid_needs(
@@ -31,7 +37,10 @@ def hybrid_needs(
             yield from linear_needs(f"{blk}.attn_output", hp.n_embd, hp.n_embd_q, bias=False)
             yield from head_norm_needs(hp, layer)
         yield WeightNeed(f"{blk}.post_attention_norm.weight", (hp.n_embd,))
-        yield from shared_expert_needs(hp, layer)
+        if hp.n_expert:
+            yield from shared_expert_needs(hp, layer)
+        else:
+            yield from feed_forward_needs(hp, layer, bias=False)
 
 
 def hybrid_block(
@@ -42,15 +51,16 @@ def hybrid_block(
 ) -> Tensor:
     """Apply block ``layer`` to the hidden states x (T, n_embd); ``mix`` is Gated DeltaNet."""
     attention = partial(mix, kit) if kit.hp.is_recurrent(layer) else None
-    ffn, norm = kit.experts_and_shared, "post_attention_norm"
-    return kit.block(x, layer, norm, ffn, attention=attention, adds_residual=True)
+    norm, has_experts = "post_attention_norm", kit.hp.n_expert > 0
+    ffn = kit.experts_and_shared if has_experts else kit.feed_forward
+    return kit.block(x, layer, norm, ffn, attention=attention, adds_residual=has_experts)
 
 
 def refine_hybrid(keys: Keys, hp: HParams, *, tiled: bool) -> HParams:
-    """Read widths of the shared expert and of the states."""
+    """Read widths of the shared expert, if there are experts, and of the states."""
     return replace(
         hp,
-        n_ff_shared=shared_width(keys),
+        n_ff_shared=shared_width(keys) if hp.n_expert else 0,
         gates_attention=True,
         recurrent=read_delta_net(keys, hp.n_layer, tiled=tiled),
     )

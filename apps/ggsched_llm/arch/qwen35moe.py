@@ -6,15 +6,12 @@ from typing import Final
 
 from ggsched.ir.tensor import Tensor
 from ggsched_llm.arch.delta_net_hybrid import hybrid_block, hybrid_needs, refine_hybrid
-from ggsched_llm.architecture import Architecture, split_width
+from ggsched_llm.architecture import Architecture, check_text_sections, split_width
 from ggsched_llm.hparams import HParams
 from ggsched_llm.layers import ModelBuilder
 from ggsched_llm.metadata_keys import Keys
 from ggsched_llm.recurrent import delta_net
 from ggsched_llm.spec import WeightNeed, linear_needs
-
-_AXES: Final = 4
-"""Text, height, width and one more; for text the first three positions are one, the last is 0."""
 
 
 def _projections(hp: HParams, layer: int) -> Iterator[WeightNeed]:
@@ -31,16 +28,16 @@ def _mix(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 
 def refine(keys: Keys, hp: HParams) -> HParams:
     """Read what hybrids have; of text all axes of the rotation have one position."""
-    sections = keys.get("rope.dimension_sections")
-    if isinstance(sections, tuple) and (len(sections) != _AXES or sections[-1] != 0):
-        raise keys.fail("rope.dimension_sections", f"is {sections}", "needs 4, the last of them 0")
+    check_text_sections(keys)
     return refine_hybrid(keys, hp, tiled=True)
 
 
+needs: Final = partial(hybrid_needs, projections=_projections)
+block: Final = partial(hybrid_block, mix=_mix)
 ARCHITECTURE: Final = Architecture(
     "qwen35moe",
-    partial(hybrid_needs, projections=_projections),
-    partial(hybrid_block, mix=_mix),
+    needs,
+    block,
     experts="all",
     expert_width=split_width,
     refine=refine,
