@@ -285,6 +285,11 @@ GGUF_KEYS = {
         **_COMMON, **_STATES, "full_attention_interval": 4, "nextn_predict_layers": 0,
         "rope.dimension_sections": [11, 11, 10, 0],
     },
+    "glm4moe-f32": {
+        **_COMMON, **_EXPERTS, "expert_group_count": 1, "expert_group_used_count": 1,
+        "expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_scale": 2.5,
+        "expert_weights_norm": True, "leading_dense_block_count": 3, "nextn_predict_layers": 0,
+    },
     "gptoss-f32": {
         **_COMMON, **_EXPERTS, "attention.sliding_window": 128, "expert_gating_func": 3,
         "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,

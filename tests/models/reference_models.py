@@ -219,6 +219,25 @@ FAMILIES |= {
         **_EXPERT_SIZES,
     ),
 }
+_SIGMOIDS = {
+    **_EXPERT_KEYS,
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+    "rope.dimension_count": 16,
+}
+FAMILIES |= {
+    "glm4moe": _family(
+        "glm4moe",
+        *("qkv_bias", "head_norms", "expert_bias"),
+        meta={
+            **_SIGMOIDS,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.5,
+        },
+        **{**_EXPERT_SIZES, "dim": 32, "shared": 64, "dense": 1},
+    ),
+}
 ROUNDED_KINDS = {"gptoss": {"_exps": "mxfp4", "": "q8_0"}}
 """Types of matrices of the rounded model, where not all are q8_0."""
 

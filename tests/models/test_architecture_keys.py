@@ -35,6 +35,8 @@ def path_of(tmp_path_factory):
             "16 elements of it are rotated",
         ),
         ("deepseek2-f32", "deepseek2.expert_gating_func", 4, "supported: 1, 2"),
+        ("glm4moe-f32", "glm4moe.rope.dimension_sections", (8, 8, 8, 8), "needs 4, the last"),
+        ("glm4moe-f32", "glm4moe.expert_shared_count", 0, "must be from 1"),
         ("deepseek2-f32", "deepseek2.expert_weights_norm", 1, "must be a truth value"),
     ],
 )

@@ -198,6 +198,22 @@ SHAPES: Final[Mapping[str, Shape]] = {
         pre="deepseek-v3",
         extras=("output.weight", _CHOOSING),
     ),
+    "glm-4.5-air": Shape(
+        "glm4moe",
+        _sizes(131072, 4096, 46, 10944, 151552)
+        | _attention(96, 8, 128)
+        | _experts(128, 8, 1408)
+        | {
+            "rope.dimension_count": 64,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+        pre="glm4",
+        extras=("output.weight", _CHOOSING, *_BIASES),
+    ),
     "qwen3next-80b": Shape(
         "qwen3next",
         _sizes(262144, 2048, 48, 5120, 151936)

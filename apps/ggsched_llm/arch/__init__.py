@@ -10,6 +10,7 @@ from ggsched_llm.arch import (
     deepseek2,
     gemma2,
     gemma3,
+    glm4moe,
     gptoss,
     llama,
     mamba2,
@@ -28,6 +29,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
     for module in (
         *(llama, qwen3moe, gptoss, qwen2, qwen3, qwen2moe, gemma2, gemma3, phi3, deepseek2),
-        *(qwen3next, qwen35moe, qwen35, mamba2),
+        *(qwen3next, qwen35moe, qwen35, mamba2, glm4moe),
     )
 }
