@@ -168,15 +168,19 @@ class ModelBuilder:
         ]
 
     def _heads(self, x: Tensor, weight: str, label: str, n_head: int) -> Tensor:
-        """Return x (T, n_head * D) as heads (T, n_head, D), normalised if the model does that."""
-        heads = x
+        """Return x (T, n_head * D) as heads (T, n_head, D), normalised if the model does that.
+
+        The norm is one for all heads together if its weight is as long.
+        """
+        name, heads = f"{weight}_norm", x
+        width = self.spec.norm_width(name)
+        if width > self.hp.head_dim:
+            x, width = self.norm(x, name, f"{label}_normed"), 0
         if len(x.shape) == len(("token", "element")):
             shape = (x.shape[0], n_head, self.hp.head_dim)
             row, item = x.strides
             heads = self.g.view(x, shape, (row, self.hp.head_dim * item, item))
-        if self.has(f"{weight}_norm.weight"):
-            heads = self.norm(heads, f"{weight}_norm", f"{label}_normed")
-        return heads
+        return self.norm(heads, name, f"{label}_normed") if width else heads
 
     def rotate(self, heads: Tensor, rope: RopeParams, label: str) -> Tensor:
         """Rotate heads by the positions of their tokens.

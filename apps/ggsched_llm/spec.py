@@ -77,6 +77,11 @@ class ModelSpec:
         """Whether the embedding serves as the output matrix too."""
         return "output.weight" not in self.weights
 
+    def norm_width(self, name: str) -> int:
+        """Return the length of the weight of a norm, 0 if the model has no such norm."""
+        found = self.weights.get(f"{name}.weight")
+        return found.shape[0] if found else 0
+
     def layer_of(self, name: str) -> int | None:
         """Return the layer of a weight, the output layer being the last; None for what has none."""
         block = block_of(name)

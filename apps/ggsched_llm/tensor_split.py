@@ -272,6 +272,8 @@ class _Group:
 
         q, kv = parts(per_group * hp.head_dim), parts(hp.head_dim)
         asked = tuple(2 * n for n in q) if hp.gates_attention else q
+        # A norm over all heads needs all of them, so Q and K are whole in front of it.
+        whole = self._spec.norm_width(f"{blk}.attn_q_norm") > hp.head_dim
         found: dict[str, Layout] = {}
         for name, axis, segments in (
             ("attn_q.weight", 0, (asked,)),
@@ -285,7 +287,8 @@ class _Group:
             ("attn_sinks.weight", 0, (parts(per_group),)),
             ("attn_output.weight", 1, (q,)),
         ):
-            if f"{blk}.{name}" in self._spec.weights:
+            is_normed = whole and name.startswith(("attn_q.", "attn_k."))
+            if f"{blk}.{name}" in self._spec.weights and not is_normed:
                 found[f"{blk}.{name}"] = self._made(Split(axis, segments))
         for kind in ("k", "v"):
             found[f"{blk}.{kind}_cache"] = self._made(Split(1, (kv,)))

@@ -290,6 +290,7 @@ GGUF_KEYS = {
         "expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_scale": 2.5,
         "expert_weights_norm": True, "leading_dense_block_count": 3, "nextn_predict_layers": 0,
     },
+    "minimax-m2-f32": {**_COMMON, **_EXPERTS, "expert_gating_func": 2},
     "gptoss-f32": {
         **_COMMON, **_EXPERTS, "attention.sliding_window": 128, "expert_gating_func": 3,
         "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,

@@ -237,6 +237,9 @@ FAMILIES |= {
         },
         **{**_EXPERT_SIZES, "dim": 32, "shared": 64, "dense": 1},
     ),
+    "minimax-m2": _family(
+        "minimax-m2", "whole_norms", "expert_bias", meta=_SIGMOIDS, dim=32, ff=32, **_EXPERT_SIZES
+    ),
 }
 ROUNDED_KINDS = {"gptoss": {"_exps": "mxfp4", "": "q8_0"}}
 """Types of matrices of the rounded model, where not all are q8_0."""
@@ -303,8 +306,9 @@ def shapes(model):
             one |= {"attn_q": (q, e), "attn_k": (kv, e), "attn_v": (kv, e)}
         if s.get("rank"):
             one = _latent_shapes(s)
-        if has("head_norms"):
-            one |= {"attn_q_norm": (d,), "attn_k_norm": (d,)}
+        if has("head_norms") or has("whole_norms"):
+            widths = (d, d) if has("head_norms") else (q, kv)
+            one |= {f"attn_{part}_norm": (n,) for part, n in zip("qk", widths, strict=True)}
         if s.get("every"):
             one = _state_shapes(model, one, (i + 1) % s["every"] != 0)
         if model.arch in ("gpt-oss", "glm4moe"):

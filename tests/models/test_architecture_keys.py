@@ -37,6 +37,7 @@ def path_of(tmp_path_factory):
         ("deepseek2-f32", "deepseek2.expert_gating_func", 4, "supported: 1, 2"),
         ("glm4moe-f32", "glm4moe.rope.dimension_sections", (8, 8, 8, 8), "needs 4, the last"),
         ("glm4moe-f32", "glm4moe.expert_shared_count", 0, "must be from 1"),
+        ("minimax-m2-f32", "minimax-m2.expert_gating_func", 3, "supported: 1, 2"),
         ("deepseek2-f32", "deepseek2.expert_weights_norm", 1, "must be a truth value"),
     ],
 )

@@ -214,6 +214,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
         pre="glm4",
         extras=("output.weight", _CHOOSING, *_BIASES),
     ),
+    "minimax-m2": Shape(
+        "minimax-m2",
+        _sizes(196608, 3072, 62, 1536, 200064)
+        | _attention(48, 8, 128, 5e6)
+        | _experts(256, 8, 1536)
+        | {"rope.dimension_count": 64, "expert_gating_func": 2},
+        pre="minimax-m2",
+    ),
     "qwen3next-80b": Shape(
         "qwen3next",
         _sizes(262144, 2048, 48, 5120, 151936)

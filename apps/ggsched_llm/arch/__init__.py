@@ -14,6 +14,7 @@ from ggsched_llm.arch import (
     gptoss,
     llama,
     mamba2,
+    minimax_m2,
     phi3,
     qwen2,
     qwen2moe,
@@ -29,6 +30,6 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
     for module in (
         *(llama, qwen3moe, gptoss, qwen2, qwen3, qwen2moe, gemma2, gemma3, phi3, deepseek2),
-        *(qwen3next, qwen35moe, qwen35, mamba2, glm4moe),
+        *(qwen3next, qwen35moe, qwen35, mamba2, glm4moe, minimax_m2),
     )
 }
