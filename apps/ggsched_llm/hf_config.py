@@ -13,23 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggsched.errors import ModelError
-from ggsched_llm import hf_hybrid
 from ggsched_llm.gguf_header import MetaValue, quoted, shown
+from ggsched_llm.hf_hybrid import count
+from ggsched_llm.hf_kinds import KINDS
 from ggsched_llm.ignored_keys import Ignored, is_off, one_of
 from ggsched_llm.metadata_keys import NotedKeys, not_understood
 
 PAIRING_KEY: Final = "rope.pairing"
-"""Says that rotation pairs halves of heads, where GGUF files have reordered weights."""
-HYBRID: Final = "qwen3next"
-_ARCHS: Final[Mapping[str, str]] = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe",
-    "qwen3_next": HYBRID,
-}
-"""``model_type`` -> architecture."""
+"""What rotation pairs, where GGUF files may have reordered weights."""
 _KEYS: Final[Mapping[str, tuple[str, type]]] = {
     "context_length": ("max_position_embeddings", int),
     "embedding_length": ("hidden_size", int),
@@ -42,18 +33,8 @@ _KEYS: Final[Mapping[str, tuple[str, type]]] = {
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", float),
     "vocab_size": ("vocab_size", int),
 }
-_EXPERT_KEYS: Final[Mapping[str, tuple[str, type]]] = {
-    "expert_count": ("num_experts", int),
-    "expert_used_count": ("num_experts_per_tok", int),
-    "expert_feed_forward_length": ("moe_intermediate_size", int),
-}
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts")
 """Names of one field, the second as transformers 5 writes it."""
-_EVERY_LAYER: Final[Mapping[str, tuple[Any, ...]]] = {
-    "decoder_sparse_step": (1, None),
-    "mlp_only_layers": ([], None),
-}
-"""Values that say that all blocks have experts."""
 _ACTIVATIONS: Final[Mapping[str, str]] = {
     "silu": "silu",
     "swish": "silu",
@@ -61,15 +42,6 @@ _ACTIVATIONS: Final[Mapping[str, str]] = {
     "gelu_new": "gelu",
     "gelu_fast": "gelu",
 }
-_DENSE: Final = ("llama", "qwen2", "qwen3")
-_ATTENTION: Final = ("attn_q", "attn_k", "attn_v", "attn_output")
-_NETWORK: Final = ("ffn_gate", "ffn_up", "ffn_down")
-_BIASES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
-    "llama": {"attention_bias": _ATTENTION, "mlp_bias": _NETWORK},
-    "qwen3": {"attention_bias": _ATTENTION},
-    "qwen3_moe": {"attention_bias": _ATTENTION},
-}
-"""Fields that say that linear layers have biases, by ``model_type``."""
 _MISTRAL_WINDOW: Final = 4096
 _WINDOW_LAYERS: Final = 28
 _FULL: Final = "full_attention"
@@ -160,11 +132,22 @@ IGNORED: Final[Mapping[str, Ignored]] = {
 """Fields that have no effect, for every ``model_type``."""
 
 
+def _of_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a model of text and images with those of its text in front."""
+    text = fields.get("text_config")
+    if fields.get("model_type") != "qwen3_5" or not isinstance(text, dict):
+        return fields
+    outer = {name: value for name, value in fields.items() if name != "text_config"}
+    tied = {k: outer[k] for k in ("tie_word_embeddings",) if k in outer}
+    return {**outer, **{k: v for k, v in text.items() if v is not None}, **tied}
+
+
 class HfConfig:
     """The fields of ``config.json``, with a record of those that were read.
 
     Attributes:
         arch: Architecture.
+        kind: What its ``model_type`` has beside others.
     """
 
     def __init__(self, folder: str, fields: Mapping[str, Any], path: str) -> None:
@@ -175,23 +158,18 @@ class HfConfig:
         """
         self._folder = folder
         self.path = path
-        self.fields = NotedKeys(fields)
+        self.fields = NotedKeys(_of_text(fields))
         kind = self.fields.get("model_type")
-        if not isinstance(kind, str) or kind not in _ARCHS:
-            hint = f"supported: {', '.join(_ARCHS)}; convert others to GGUF"
+        if not isinstance(kind, str) or kind not in KINDS:
+            hint = f"supported: {', '.join(KINDS)}; convert others to GGUF"
             what = f"model_type {quoted(str(kind))} is not supported"
             raise ModelError(what, where=path, hint=hint)
         if self.fields.get("quantization_config"):
             hint = "convert the model to GGUF"
             raise ModelError("quantization_config is not supported", where=path, hint=hint)
-        self._kind = kind
-        self.arch = _ARCHS[kind]
+        self._type, self.kind = kind, KINDS[kind]
+        self.arch = self.kind.arch
         self._rope = self._rope_fields()
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether some blocks are Gated DeltaNet."""
-        return self.arch == HYBRID
 
     def metadata(self) -> dict[str, MetaValue]:
         """Return the keys of GGUF files that the fields say.
@@ -202,15 +180,30 @@ class HfConfig:
         found: dict[str, MetaValue] = {
             "general.architecture": self.arch,
             "general.name": os.path.basename(os.path.normpath(self._folder)),
-            PAIRING_KEY: "halves",
+            PAIRING_KEY: self.kind.pairing,
         }
-        own = {**self._numbers(), **self._scaling(), **self._window(), **self._network()}
-        if self.is_hybrid:
-            share = self._rope.get("partial_rotary_factor")
-            own |= hf_hybrid.hybrid_keys(self.path, self.fields, share)
-        elif self._rope.get("partial_rotary_factor") not in (None, 1):
-            raise self._fail("partial_rotary_factor", self._rope["partial_rotary_factor"])
+        for name in self.kind.required:
+            if self.fields.get(name) is None:
+                raise ModelError(f"{name} is missing", where=self.path)
+        own = {**self._numbers(), **self.kind.fixed, **self._scaling(), **self._window()}
+        own |= {**self._network(), **self._rotated(), **self.kind.more(self.path, self.fields)}
         return found | {f"{self.arch}.{key}": value for key, value in own.items()}
+
+    def predicting(self, names: Mapping[str, object]) -> dict[str, MetaValue]:
+        """Return the keys of blocks that predict further tokens, if there are any.
+
+        Args:
+            names: Of tensors in GGUF files. Some folders say that there are such blocks, and have
+                none.
+        """
+        blocks, extra = (
+            self.fields.get(name) for name in ("num_hidden_layers", "num_nextn_predict_layers")
+        )
+        if not extra or f"blk.{blocks}.nextn.eh_proj.weight" not in names:
+            return {}
+        extra = self._number("num_nextn_predict_layers", extra, int)
+        keys = {"block_count": blocks + extra, "nextn_predict_layers": extra}
+        return {f"{self.arch}.{key}": value for key, value in keys.items()}
 
     def check_tensors(self, names: Mapping[str, object]) -> None:
         """Refuse tensors that contradict the fields, by their names in GGUF files.
@@ -219,12 +212,11 @@ class HfConfig:
             ModelError: there are biases where a field says that there are none, or the other way
                 round; or there is no output matrix and none is shared.
         """
-        for field, parts in _BIASES.get(self._kind, {}).items():
+        for field, parts in self.kind.parts.items():
             wanted = self.fields.get(field) or False
-            suffixes = tuple(f".{part}.bias" for part in parts)
-            biases = [name for name in names if name.endswith(suffixes)]
-            if wanted is not bool(biases):
-                has = f"there is {quoted(biases[0])}" if biases else "there are no such tensors"
+            found = [name for name in names if name.endswith(tuple(f".{part}" for part in parts))]
+            if wanted is not bool(found):
+                has = f"there is {quoted(found[0])}" if found else "there are no such tensors"
                 raise self._fail(field, wanted, has)
         if self.fields.get("tie_word_embeddings") is not True and "output.weight" not in names:
             why = "tie_word_embeddings is not true"
@@ -236,11 +228,13 @@ class HfConfig:
         Raises:
             ModelError: there is one that must not be ignored.
         """
-        left = self.fields.unread("", IGNORED)
+        left = self.fields.unread("", {**IGNORED, **self.kind.ignored})
         left = [name for name in left if self.fields[name] is not None]
+        for name in filter(self.kind.ignored.__contains__, left):
+            raise self._fail(name, self.fields[name])
         if left:
             raise not_understood(self.path, left, self.fields)
-        left = self._rope.unread("", {})
+        left = self._rope.unread("", self.kind.rotation)
         if left:
             raise not_understood(f"{self.path}: rope_scaling", left, self._rope)
 
@@ -285,16 +279,13 @@ class HfConfig:
 
     def _numbers(self) -> dict[str, MetaValue]:
         """Return the keys that a field says alone."""
-        names = dict(_KEYS)
-        if self.arch not in _DENSE:
-            names |= _EXPERT_KEYS
+        names = {**_KEYS, **self.kind.keys}
+        if names.get("expert_count", ("",))[0] == _EXPERT_COUNTS[0]:
             counts = [self.fields.get(name) for name in _EXPERT_COUNTS]
             if counts[0] is None:
                 names["expert_count"] = (_EXPERT_COUNTS[1], int)
             elif counts[1] not in (None, counts[0]):
                 raise self._fail(_EXPERT_COUNTS[1], counts[1], f"num_experts is {counts[0]}")
-        if self.is_hybrid:
-            names |= hf_hybrid.KEYS
         found: dict[str, MetaValue] = {}
         for key, (name, kind) in names.items():
             value = self.fields.get(name)
@@ -307,20 +298,16 @@ class HfConfig:
         found: dict[str, MetaValue] = {}
         name = self.fields.get("hidden_act") or "silu"
         activation = _ACTIVATIONS.get(name) if isinstance(name, str) else None
-        able = [k for k, v in _ACTIVATIONS.items() if self.arch in _DENSE or v == "silu"]
+        able = [k for k, v in _ACTIVATIONS.items() if not self.kind.has_experts or v == "silu"]
         if activation is None or name not in able:
             raise self._fail("hidden_act", name, f"supported: {', '.join(able)}")
         found["feed_forward_activation"] = activation
-        if self.arch in _DENSE:
+        if not self.kind.has_experts:
             return found
-        for field, values in _EVERY_LAYER.items():
-            value = self.fields.get(field)
-            if value not in values:
-                raise self._fail(field, value)
         norm = self.fields.get("norm_topk_prob")
         if norm not in (None, True, False):
             raise self._fail("norm_topk_prob", norm)
-        found["expert_weights_norm"] = self.is_hybrid if norm is None else bool(norm)
+        found["expert_weights_norm"] = self.kind.normalises if norm is None else bool(norm)
         return found
 
     def _window(self) -> dict[str, MetaValue]:
@@ -328,9 +315,9 @@ class HfConfig:
         layers = self.fields.get("num_hidden_layers")
         if type(layers) is not int or not 0 < layers <= _MAX_LAYERS:
             return {}  # read_hparams says so
-        kinds = None if self.is_hybrid else self.fields.get("layer_types")
-        if self._kind in ("llama", "mistral"):
-            default = _MISTRAL_WINDOW if self._kind == "mistral" else None
+        kinds = None if self.kind.is_hybrid else self.fields.get("layer_types")
+        if self._type in ("llama", "mistral"):
+            default = _MISTRAL_WINDOW if self._type == "mistral" else None
             window = self.fields.get("sliding_window", default)
         else:
             uses = self.fields.get("use_sliding_window") or False
@@ -351,10 +338,10 @@ class HfConfig:
         window = self._number("sliding_window", window, int)
         if window >= self._number("", self.fields.get("max_position_embeddings") or 0, int):
             return {}
-        if self._kind not in ("mistral", "qwen2", "qwen3") or type(window) is not int or window < 1:
+        if self._type not in ("mistral", "qwen2", "qwen3") or type(window) is not int or window < 1:
             raise self._fail("sliding_window", window)
         found: dict[str, MetaValue] = {"attention.sliding_window": window}
-        if kinds is None and self._kind == "mistral":
+        if kinds is None and self._type == "mistral":
             return found
         first = self.fields.get("max_window_layers", _WINDOW_LAYERS)
         if kinds is None and type(first) is not int:
@@ -381,7 +368,7 @@ class HfConfig:
     def _rope_kind(self) -> str:
         old = self._rope.get("type")
         kind = self._rope.get("rope_type", old)
-        supported = {None, "default", "linear"} | ({"llama3"} if self.arch == "llama" else set())
+        supported = {None, "default", "linear", *self.kind.scalings}
         if (not isinstance(kind, str) and kind is not None) or kind not in supported:
             known = ", ".join(sorted(k for k in supported if k))
             raise self._fail("rope_scaling", kind, f"supported: {known}")
@@ -397,7 +384,42 @@ class HfConfig:
                 "rope.scaling.type": "linear",
                 "rope.scaling.factor": self._positive("factor"),
             }
+        if self._rope_kind() == "yarn":
+            found |= self._yarn()
         return found
+
+    def _yarn(self) -> dict[str, MetaValue]:
+        """Return the keys of YaRN where scores grow with the context and rotated vectors do not."""
+        grows = self._positive("mscale_all_dim")
+        if self._rope.get("mscale") != grows:
+            raise self._fail("mscale", self._rope.get("mscale"), f"mscale_all_dim is {grows}")
+        found: dict[str, MetaValue] = {
+            "type": "yarn",
+            "factor": self._positive("factor"),
+            "original_context_length": int(self._positive("original_max_position_embeddings")),
+            "yarn_log_multiplier": 0.1 * grows,
+        }
+        for name in ("beta_fast", "beta_slow"):
+            if self._rope.get(name) is not None:
+                found[f"yarn_{name}"] = self._positive(name)
+        return {f"rope.scaling.{key}": value for key, value in found.items()}
+
+    def _rotated(self) -> dict[str, MetaValue]:
+        """Return how many elements of a head are rotated, where that may be a part of them."""
+        share, default = self._rope.get("partial_rotary_factor"), self.kind.share
+        if default is None:
+            if share not in (None, 1):
+                raise self._fail("partial_rotary_factor", share)
+            return {}
+        width, n_dims = count(self.path, self.fields, "head_dim"), self.fields.get("rotary_dim")
+        if share is None:
+            share = default if n_dims is None else self._number("rotary_dim", n_dims, int) / width
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            what = f"partial_rotary_factor is {shown(str(share))}"
+            raise ModelError(what, where=self.path, why="it must be above 0 and at most 1")
+        if n_dims not in (None, int(width * share)):
+            raise self._fail("rotary_dim", n_dims, f"partial_rotary_factor is {share}")
+        return {"rope.dimension_count": int(width * share)}
 
     def _theta(self) -> float:
         theta = self._rope.get("rope_theta")

@@ -26,7 +26,6 @@ _OUTER: Final[Mapping[str, str]] = {
 }
 _BLOCK: Final[Mapping[str, str]] = {
     "input_layernorm.": "attn_norm.",
-    "post_attention_layernorm.": "ffn_norm.",
     "self_attn.q_proj.": "attn_q.",
     "self_attn.k_proj.": "attn_k.",
     "self_attn.v_proj.": "attn_v.",
@@ -36,11 +35,46 @@ _BLOCK: Final[Mapping[str, str]] = {
     "mlp.gate_proj.": "ffn_gate.",
     "mlp.up_proj.": "ffn_up.",
     "mlp.down_proj.": "ffn_down.",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.": "ffn_gate_inp.",
+    "mlp.shared_experts.gate_proj.": "ffn_gate_shexp.",
+    "mlp.shared_experts.up_proj.": "ffn_up_shexp.",
+    "mlp.shared_experts.down_proj.": "ffn_down_shexp.",
+    "mlp.shared_expert.gate_proj.": "ffn_gate_shexp.",
+    "mlp.shared_expert.up_proj.": "ffn_up_shexp.",
+    "mlp.shared_expert.down_proj.": "ffn_down_shexp.",
+    "mlp.shared_expert_gate.": "ffn_gate_inp_shexp.",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.gate.": "ffn_gate_inp.",
+    "self_attn.q_a_proj.": "attn_q_a.",
+    "self_attn.q_a_layernorm.": "attn_q_a_norm.",
+    "self_attn.q_b_proj.": "attn_q_b.",
+    "self_attn.kv_a_proj_with_mqa.": "attn_kv_a_mqa.",
+    "self_attn.kv_a_layernorm.": "attn_kv_a_norm.",
+    "self_attn.kv_b_proj.": "attn_kv_b.",
+    "linear_attn.conv1d.": "ssm_conv1d.",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.norm.": "ssm_norm.",
+    "linear_attn.out_proj.": "ssm_out.",
+    "linear_attn.in_proj_ba.": "ssm_ba.",
+    "linear_attn.in_proj_b.": "ssm_beta.",
+    "linear_attn.in_proj_a.": "ssm_alpha.",
+    "linear_attn.in_proj_qkvz.": "ssm_in.",
+    "linear_attn.in_proj_qkv.": "attn_qkv.",
+    "linear_attn.in_proj_z.": "attn_gate.",
+    "eh_proj.": "nextn.eh_proj.",
 }
-_EXPERT: Final = re.compile(r"mlp\.experts\.([0-9]{1,5})\.(gate|up|down)_proj\.weight")
+"""Beginnings of names within a block, and what they are in GGUF files."""
+
+_EXPERT: Final = re.compile(
+    r"(?:mlp|block_sparse_moe)\.experts\.([0-9]{1,5})\.(gate_proj|up_proj|down_proj|w[123])\.weight"
+)
+_PARTS: Final = {"w1": "gate", "w2": "down", "w3": "up"}
 _ONE_EXPERT: Final = re.compile(r"(blk\.[0-9]+\.ffn_(?:gate|up|down)_exps)\.([0-9]+)\.weight")
 _PREFIX: Final = "model.layers."
+_TEXT: Final = "model.language_model."
+"""Begins names of models that know images too; theirs begin otherwise."""
 
 
 def is_hf_folder(path: str) -> bool:
@@ -60,19 +94,20 @@ def open_hf_folder(path: str) -> GgufFile:
     files = _weights(path)
     tensors: dict[str, GgufTensor] = {}
     for part, opened in enumerate(files):
-        for tensor in _tensors(opened, part, is_hybrid=config.is_hybrid):
+        for tensor in _tensors(opened, part, config.kind.ffn_norm):
             if tensor.name in tensors:
                 what = f"tensor {quoted(tensor.name)} is in an earlier file too"
                 raise ModelError(what, where=opened.path)
             tensors[tensor.name] = tensor
     tensors = _joined(path, tensors)
     config.check_tensors(tensors)
+    metadata |= config.predicting(tensors)
     if config.fields.get("tie_word_embeddings") is True:
         tensors.pop("output.weight", None)
     metadata |= tokenizer_keys(path, config.fields)
     first, *more = (opened.data for opened in files)
     file = GgufFile(path, 0, metadata, tensors, first, tuple(more))
-    if config.is_hybrid:
+    if config.kind.is_hybrid:
         file = hf_hybrid.hybrid_file(file, config.fields)
     factors = config.rope_factors()
     if factors is not None:
@@ -88,8 +123,8 @@ def _weights(path: str) -> list[SafetensorsFile]:
     return [open_safetensors(os.path.join(path, name)) for name in names]
 
 
-def _tensors(file: SafetensorsFile, part: int, *, is_hybrid: bool) -> Iterator[GgufTensor]:
-    names = {**_BLOCK, **hf_hybrid.BLOCK} if is_hybrid else _BLOCK
+def _tensors(file: SafetensorsFile, part: int, ffn_norm: str) -> Iterator[GgufTensor]:
+    names = {**_BLOCK, "post_attention_layernorm.": f"{ffn_norm}."}
     for name, tensor in file.tensors.items():
         dtype = file.dtype(name)
         yield GgufTensor(
@@ -127,6 +162,8 @@ def _joined(path: str, tensors: Mapping[str, GgufTensor]) -> dict[str, GgufTenso
 
 def _mapped(name: str, names: Mapping[str, str]) -> str:
     """Return the name in GGUF files; names that are not known stay as they are."""
+    if name.startswith(_TEXT):
+        name = "model." + name.removeprefix(_TEXT)
     for theirs, ours in _OUTER.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -134,7 +171,8 @@ def _mapped(name: str, names: Mapping[str, str]) -> str:
         layer, _, rest = name.removeprefix(_PREFIX).partition(".")
         expert = _EXPERT.fullmatch(rest)
         if expert:
-            return f"blk.{layer}.ffn_{expert[2]}_exps.{int(expert[1])}.weight"
+            part = _PARTS.get(expert[2]) or expert[2].removesuffix("_proj")
+            return f"blk.{layer}.ffn_{part}_exps.{int(expert[1])}.weight"
         for theirs, ours in names.items():
             if rest.startswith(theirs):
                 return f"blk.{layer}.{ours}{rest.removeprefix(theirs)}"

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face with Gated DeltaNet (``qwen3_next``): names, keys, tensors that differ.
+"""Folders of Hugging Face with Gated DeltaNet (``qwen3_next``, ``qwen3_5``): what differs.
 
 The transformers library keeps queries, keys, values and gates of a head of keys together, norms as
 their distance from 1, and decay as a logarithm. Rows are picked out of the file when a weight is
@@ -27,22 +27,6 @@ KEYS: Final[Mapping[str, tuple[str, type]]] = {
 }
 """Keys of GGUF files, and those of ``config.json`` that say the same."""
 
-BLOCK: Final[Mapping[str, str]] = {
-    "post_attention_layernorm.": "post_attention_norm.",
-    "linear_attn.conv1d.": "ssm_conv1d.",
-    "linear_attn.dt_bias": "ssm_dt.bias",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.norm.": "ssm_norm.",
-    "linear_attn.out_proj.": "ssm_out.",
-    "linear_attn.in_proj_ba.": "ssm_ba.",
-    "linear_attn.in_proj_qkvz.": "ssm_in.",
-    "mlp.shared_expert.gate_proj.": "ffn_gate_shexp.",
-    "mlp.shared_expert.up_proj.": "ffn_up_shexp.",
-    "mlp.shared_expert.down_proj.": "ffn_down_shexp.",
-    "mlp.shared_expert_gate.": "ffn_gate_inp_shexp.",
-}
-"""Beginnings of names within a block, and what they are in GGUF files."""
-
 _OFF_ONE: Final = (
     "attn_norm.weight",
     "post_attention_norm.weight",
@@ -50,33 +34,23 @@ _OFF_ONE: Final = (
     "attn_k_norm.weight",
     "output_norm.weight",
 )
-_PARTIAL: Final = 0.25
 _WIDE: Final = 1 << 20
 
 
-def hybrid_keys(path: str, config: Mapping[str, Any], share: Any) -> dict[str, MetaValue]:
+def hybrid_keys(path: str, config: Mapping[str, Any]) -> dict[str, MetaValue]:
     """Return the keys of GGUF files that follow from several of the configuration.
 
     Args:
         path: Of the configuration, for messages.
         config: Its fields.
-        share: Part of each head that is rotated, None for the default.
 
     Raises:
         ModelError: a value is missing or of another type.
     """
-    heads, width, rotated = (
-        _count(path, config, name)
-        for name in ("linear_num_value_heads", "linear_value_head_dim", "head_dim")
+    heads, width = (
+        count(path, config, name) for name in ("linear_num_value_heads", "linear_value_head_dim")
     )
-    share = _PARTIAL if share is None else share
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        what = f"partial_rotary_factor is {shown(str(share))}"
-        raise ModelError(what, where=path, why="it must be above 0 and at most 1")
-    found: dict[str, MetaValue] = {
-        "ssm.inner_size": heads * width,
-        "rope.dimension_count": int(rotated * share),
-    }
+    found: dict[str, MetaValue] = {"ssm.inner_size": heads * width}
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
         recurrent = tuple(kind == "linear_attention" for kind in kinds)
@@ -116,7 +90,7 @@ def _split(path: str, both: GgufTensor, config: Mapping[str, Any]) -> Iterator[G
     Each head of keys has its query, its key, and values and gates of its heads of values.
     """
     groups, heads, width, across = (
-        _count(path, config, f"linear_{name}")
+        count(path, config, f"linear_{name}")
         for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     )
     share = heads // groups * across
@@ -141,7 +115,12 @@ def _split(path: str, both: GgufTensor, config: Mapping[str, Any]) -> Iterator[G
         yield GgufTensor(whole, both.dtype, shape, 0, nbytes, pieces=tuple(some))
 
 
-def _count(path: str, config: Mapping[str, Any], name: str) -> int:
+def count(path: str, config: Mapping[str, Any], name: str) -> int:
+    """Return a number above 0.
+
+    Raises:
+        ModelError: it is missing, or something else.
+    """
     value = config.get(name)
     if type(value) is not int or not 0 < value <= _WIDE:
         raise ModelError(

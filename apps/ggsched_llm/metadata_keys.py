@@ -1,7 +1,7 @@
 """Typed, range-checked access to the metadata of a model."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ggsched.errors import ModelError
 from ggsched_llm.gguf_file import GgufFile
@@ -70,9 +70,12 @@ class Keys:
         return self._arch
 
     @property
-    def is_from_folder(self) -> bool:
-        """Whether weights are those of a folder of Hugging Face, where rotation pairs halves."""
-        return self._file.metadata.get("rope.pairing") == "halves"
+    def folder_pairing(self) -> Literal["adjacent", "halves"] | None:
+        """What rotation pairs in a folder of Hugging Face, whose weights are in their order."""
+        match self._file.metadata.get("rope.pairing"):
+            case "adjacent" | "halves" as pairing:
+                return pairing
+        return None
 
     def fail(self, key: str, what: str, why: str = "") -> ModelError:
         """Return the error of a key."""

@@ -240,7 +240,7 @@ def _rope(keys: Keys, arch: Architecture, head_dim: int, n_ctx_train: int) -> Ro
         raise keys.fail("rope.dimension_count", f"is {n_dims}", why)
     plain = RopeParams(
         n_dims=n_dims,
-        pairing="halves" if keys.is_from_folder else arch.pairing,
+        pairing=keys.folder_pairing or arch.pairing,
         base=keys.real("rope.freq_base", 1.001, 1e12, default=10000.0),
         attn_factor=keys.real("rope.scaling.attn_factor", 1e-3, 1e3, default=1.0),
     )

@@ -148,23 +148,30 @@ def checked(fields):
     """Return the metadata of a configuration whose tensors agree with it."""
     config = HfConfig("folder", fields, "folder/config.json")
     found = config.metadata()
-    biases = [
-        f"blk.0.{part}.bias"
-        for field, parts in hf_config._BIASES.get(fields["model_type"], {}).items()
+    fields = config.fields
+    more = [
+        f"blk.0.{part}"
+        for field, parts in config.kind.parts.items()
         for part in parts
         if fields.get(field)
     ]
-    config.check_tensors(dict.fromkeys(["output.weight", *biases]))
+    config.check_tensors(dict.fromkeys(["output.weight", *more]))
+    config.predicting({})
     config.rope_factors()
     config.check_all_read()
     return found
+
+
+def text_of(name):
+    """Return the fields of a configuration that are about text."""
+    return CONFIGS[name].get("text_config", CONFIGS[name])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_fields_of_published_models_are_known(name):
     found = checked(CONFIGS[name])
     arch = found["general.architecture"]
-    assert found[f"{arch}.block_count"] == CONFIGS[name]["num_hidden_layers"]
+    assert found[f"{arch}.block_count"] == text_of(name)["num_hidden_layers"]
     windows = [value for key, value in found.items() if key.endswith("sliding_window")]
     assert windows == ([4096] if "Mistral 7B v0.1" in name else [])
 
@@ -187,13 +194,14 @@ def test_a_field_that_nothing_reads_is_refused(name, key, value):
 @given(name=st.sampled_from(sorted(CONFIGS)), key=KEYS, value=VALUES)
 @settings(max_examples=30)
 def test_a_field_of_the_rotation_that_nothing_reads_is_refused(name, key, value):
-    field = "rope_parameters" if "rope_parameters" in CONFIGS[name] else "rope_scaling"
-    scaling = {"rope_type": "default", **(CONFIGS[name].get(field) or {})}
-    assert checked({**CONFIGS[name], field: scaling})
+    fields = text_of(name)
+    field = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    scaling = fields.get(field) or {"rope_type": "default"}
+    assert checked({**fields, field: scaling})
     if key in scaling or key == "type":
         return
     with pytest.raises(ModelError, match="rope_scaling: key"):
-        checked({**CONFIGS[name], field: {**scaling, key: value}})
+        checked({**fields, field: {**scaling, key: value}})
 
 
 @pytest.mark.parametrize("field", sorted(hf_config.IGNORED))
@@ -209,6 +217,9 @@ def test_a_field_with_a_reason_is_not_refused(field):
     if not rule.accepts(7):
         with pytest.raises(ModelError, match=rf"{field} ('7'|is '?7)"):
             checked({**base, field: 7})
+
+
+YARN = CONFIGS["DeepSeek V2 Lite"]["rope_scaling"]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +240,21 @@ def test_a_field_with_a_reason_is_not_refused(field):
         ("Qwen3 30B A3B", {"num_local_experts": 64}, "num_experts is 128"),
         ("Qwen3 30B A3B", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window"),
         ("Qwen3 30B A3B", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
+        ("Qwen3.5 9B", {"vision_tower": "x"}, "key vision_tower is"),
+        ("Qwen3.5 9B", {"architectures": ["Qwen3_5Model"]}, "architectures"),
+        ("GLM 4.5 Air", {"n_group": None}, "n_group is missing"),
+        ("GLM 4.5 Air", {"partial_rotary_factor": 2}, "partial_rotary_factor is '2'"),
+        ("DeepSeek R1", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("DeepSeek R1", {"rope_interleave": False}, "rope_interleave 'False' is not supported"),
+        ("DeepSeek R1", {"rms_norm_eps": 1e-5}, "rms_norm_eps '1e-05' is not supported"),
+        ("DeepSeek R1", {"qk_rope_head_dim": None}, "qk_rope_head_dim is"),
+        ("DeepSeek V2 Lite", {"n_group": 8}, "topk_method 'greedy' is not supported"),
+        ("DeepSeek V2 Lite", {"norm_topk_prob": True}, "norm_topk_prob 'True' is not supported"),
+        ("DeepSeek V2 Lite", {"rope_scaling": YARN | {"mscale": 1.0}}, "mscale_all_dim is 0.7"),
+        ("DeepSeek V2 Lite", {"rope_scaling": YARN | {"mscale_all_dim": 0}}, "must be above 0"),
+        ("MiniMax M2", {"attn_type_list": [1, 0]}, "attn_type_list '[1, 0]' is not supported"),
+        ("MiniMax M2", {"partial_rotary_factor": 0.25}, "rotary_dim '64' is not supported"),
+        ("MiniMax M2", {"layernorm_mlp_beta": 2.0}, "layernorm_mlp_beta '2.0' is not supported"),
         ("Llama 3.1 8B Instruct", {"rope_theta": "a"}, "rope_theta is 'a', not a number"),
     ],
 )

@@ -29,7 +29,7 @@ def _mix(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
 def refine(keys: Keys, hp: HParams) -> HParams:
     """Read what hybrids have; of text all axes of the rotation have one position."""
     check_text_sections(keys)
-    return refine_hybrid(keys, hp, tiled=True)
+    return refine_hybrid(keys, hp, tiled=keys.folder_pairing is None)
 
 
 needs: Final = partial(hybrid_needs, projections=_projections)
