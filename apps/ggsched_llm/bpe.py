@@ -81,7 +81,7 @@ _BLOOM: Final = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _DEFAULT: Final = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 _WHOLE: Final = (
     *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    "tekken",
+    *("glm4", "tekken"),
 )
 """Those of vocabularies where a piece that is a token is not split."""
 _NAMES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
@@ -94,7 +94,7 @@ _NAMES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
         "starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b",
         "mellum2",
     ),
-    (_LLAMA3,): (*_WHOLE[:-1], "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"),
+    (_LLAMA3,): (*_WHOLE[:-1], "dbrx", "smaug-bpe", "chatglm-bpe"),
     (_QWEN2,): (
         "qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "solar-open", "megrez", "kormo",
         "f2llmv2", "grok-2",

@@ -431,8 +431,9 @@ def test_pieces_that_are_tokens_are_not_split():
     """Without merges that make it, a whole piece is a token of some vocabularies only."""
     tokens = [*BPE_META[PREFIX + "tokens"], "abc"]
     types = [*BPE_META[PREFIX + "token_type"], NORMAL]
-    for pre, wanted in (("tekken", ["abc"]), ("llama-bpe", ["abc"]), ("qwen2", ["a", "b", "c"])):
+    for pre in ("tekken", "llama-bpe", "glm4", "qwen2", "chatglm-bpe"):
         vocab = vocab_of(BPE_META, tokens=tokens, token_type=types, pre=pre)
+        wanted = ["a", "b", "c"] if pre in ("qwen2", "chatglm-bpe") else ["abc"]
         assert pieces(Tokenizer(vocab, "m.gguf"), "abc") == wanted
 
 
