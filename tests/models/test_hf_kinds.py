@@ -13,17 +13,20 @@ from tests.models.folder_models import KINDS, drawn, write_folder
 pytest.importorskip("safetensors")
 from safetensors.numpy import load_file, save_file
 
+# In f32 the library's own logits of Gated DeltaNet are 1.3e-5 from those of float64.
+LARGEST = {"qwen3_5_text": 4e-5}
 
-def logits_of(folder, tokens):
+
+def assert_close(folder, kind, recorded):
     options = SessionOptions(n_ctx=64, n_ubatch=7)
     with Session(load_model(folder), ["cpu:0"], options, settings=Settings()) as session:
-        return session.feed(tokens.tolist(), all_logits=True)
+        found = session.feed(recorded["tokens"].tolist(), all_logits=True)
+    assert np.abs(found - recorded["logits"]).max() < LARGEST.get(kind, 2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_transformers(tmp_path, kind):
-    recorded = write_folder(tmp_path, kind)
-    assert np.abs(logits_of(tmp_path, recorded["tokens"]) - recorded["logits"]).max() < 2e-5
+    assert_close(tmp_path, kind, write_folder(tmp_path, kind))
 
 
 def test_a_model_of_text_and_images_is_its_text(tmp_path):
@@ -37,7 +40,7 @@ def test_a_model_of_text_and_images_is_its_text(tmp_path):
     outer = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
     outer |= {"text_config": {**text, "architectures": None}, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    assert np.abs(logits_of(tmp_path, recorded["tokens"]) - recorded["logits"]).max() < 2e-5
+    assert_close(tmp_path, "qwen3_5_text", recorded)
 
 
 @pytest.mark.parametrize("has_block", [True, False])
@@ -56,4 +59,4 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path, caplog, has_b
         assert load_model(tmp_path).hparams.n_layer == 3
     said = [m for m in caplog.messages if "predict further tokens" in m]
     assert len(said) == has_block
-    assert np.abs(logits_of(tmp_path, recorded["tokens"]) - recorded["logits"]).max() < 2e-5
+    assert_close(tmp_path, "glm4_moe", recorded)
