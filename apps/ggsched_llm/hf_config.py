@@ -257,7 +257,8 @@ class HfConfig:
         hidden, heads, width = (
             self.fields.get(name) for name in ("hidden_size", "num_attention_heads", "head_dim")
         )
-        if not all(type(n) is int and 0 < n <= _WIDE for n in (hidden, heads, width or 1)):
+        sizes = (hidden, heads, width or 1)
+        if not all(type(n) is int and 0 < n <= _WIDE for n in sizes) or not self._theta() > 0:
             return None  # read_hparams names what is wrong
         n_dims = width or hidden // heads
         inverse = self._theta() ** (-np.arange(0, n_dims, 2) / n_dims)

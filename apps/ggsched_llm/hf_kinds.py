@@ -139,6 +139,10 @@ def latent_keys(path: str, config: Mapping[str, Any]) -> dict[str, MetaValue]:
     }
 
 
+def _are_ones(kinds: Any) -> bool:
+    return isinstance(kinds, list) and all(map(one_of(1), kinds))
+
+
 def _is_of_qwen35(names: Any) -> bool:
     return names in (["Qwen3_5ForCausalLM"], ["Qwen3_5ForConditionalGeneration"])
 
@@ -231,7 +235,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         share=1.0,
         ignored={
             "auto_map": _CODE,
-            "attn_type_list": Ignored("all blocks attend", lambda v: {*v} == {1}),
+            "attn_type_list": Ignored("all blocks attend", _are_ones),
             "mlp_intermediate_size": Ignored("no block has a dense network"),
             "qk_norm_type": Ignored(_SAID, one_of("per_layer")),
             "router_jitter_noise": _TRAINING,

@@ -1,6 +1,7 @@
 """Each key of a model is used, has no effect for a stated reason, or is refused."""
 
 import dataclasses
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -202,6 +203,18 @@ def test_a_field_of_the_rotation_that_nothing_reads_is_refused(name, key, value)
         return
     with pytest.raises(ModelError, match="rope_scaling: key"):
         checked({**fields, field: {**scaling, key: value}})
+
+
+ODD = (None, 0, -1, 1, 1.5, "x", [], {}, True, float("inf"), [1, [1]], {"a": 1}, 10**400, "\x1b[0m")
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(CONFIGS)), value=st.sampled_from(ODD))
+@settings(max_examples=60)
+def test_whatever_a_field_holds_is_accepted_or_refused(data, name, value):
+    fields = text_of(name)
+    key = data.draw(st.sampled_from(sorted(fields)))
+    with suppress(ModelError):
+        checked({**fields, key: value})
 
 
 @pytest.mark.parametrize("field", sorted(hf_config.IGNORED))
