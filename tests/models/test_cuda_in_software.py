@@ -88,10 +88,11 @@ def test_greedy_steps_are_replayed_ahead(gpus, devices, options):
 
 
 @pytest.mark.slow
-def test_steps_of_a_model_with_states_are_replayed(gpus, tmp_path):
-    """One replay for each step, and no update: the states are where they were."""
-    recorded = np.load(REFERENCE / "qwen3next-f32.npz")
-    model = load_model(write_reference(tmp_path / "m.gguf", "qwen3next-f32"))
+@pytest.mark.parametrize("name", ["qwen3next", "qwen35", "glm4moe", "minimax-m2", "deepseek3"])
+def test_steps_are_replayed(gpus, tmp_path, name):
+    """One replay for each step, and no update: states and caches are where they were."""
+    recorded = np.load(REFERENCE / f"{name}-f32.npz")
+    model = load_model(write_reference(tmp_path / "m.gguf", f"{name}-f32"))
     with gpus(90) as driver, Session(model, ONE, SessionOptions(n_ctx=64)) as session:
         rows = [session.feed(recorded["dec_prompt"])]
         replays, updates = [], []
