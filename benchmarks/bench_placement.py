@@ -18,13 +18,13 @@ import numpy as np
 from benchmarks.placed_graphs import GRAPHS, build
 from benchmarks.table import Row
 from ggsched.backend.registry import open_devices
-from ggsched.calibrate.machine import calibrate
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.passes.place import Constraints
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates
+from ggsched_calibrate.machine import calibrate
 
 DEVICES = ("cuda:0", "cpu:0", "opencl:0")
 """Of these that are there, each and its neighbour are a pair."""

@@ -13,7 +13,6 @@ from benchmarks.bench_decode import N_KV, N_PAST, dense_110m, random_model
 from benchmarks.table import Row
 from ggsched.backend.probe import probe
 from ggsched.backend.registry import open_devices
-from ggsched.calibrate.machine import calibrate
 from ggsched.config import Settings
 from ggsched.errors import GgschedError
 from ggsched.ir.graph import Graph
@@ -22,6 +21,7 @@ from ggsched.passes.place import Constraints
 from ggsched.run.release import close_all
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import MachineRates, guessed_rates
+from ggsched_calibrate.machine import calibrate
 from ggsched_llm.batches import batch_inputs
 from ggsched_llm.graph import build_model_graph
 from ggsched_llm.spec import ModelSpec

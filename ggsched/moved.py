@@ -30,6 +30,13 @@ MOVED: Final = {
     "ggsched.trace.text": "ggsched.trace.recorder",
     "ggsched.trace.versions": "ggsched.trace.unroll",
     "ggsched.trace.plan_account": "ggsched.trace.utilization",
+    "ggsched.passes.shard": "ggsched_shard",
+    "ggsched.calibrate.device_rates": "ggsched_calibrate.device_rates",
+    "ggsched.calibrate.link_rates": "ggsched_calibrate.link_rates",
+    "ggsched.calibrate.machine": "ggsched_calibrate.machine",
+    "ggsched.calibrate.samples": "ggsched_calibrate.samples",
+    "ggsched.calibrate.timing": "ggsched_calibrate.timing",
+    "ggsched.calibrate.workload": "ggsched_calibrate.workload",
 }
 """New names by old ones, of packages and of modules. A module in a package kept its name there."""
 
@@ -62,7 +69,7 @@ class MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _new_name(name: str) -> str:
     """Return the new name of a module, or "" for one that was not moved."""
-    for old in (name, ".".join(name.split(".")[:2])):
+    for old in (name, *(".".join(name.split(".")[:n]) for n in (3, 2))):
         if old in MOVED:
             return MOVED[old] + name.removeprefix(old)
     return ""

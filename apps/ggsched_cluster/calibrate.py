@@ -5,9 +5,9 @@ from itertools import permutations
 from typing import Final
 
 from ggsched.calibrate.identity import device_identity
-from ggsched.calibrate.link_rates import Sample, fit_link
-from ggsched.calibrate.machine import Calibration, Progress, silent
 from ggsched.topology.cost import HOST, Link, MachineRates, Rates, machines_of
+from ggsched_calibrate.link_rates import Sample, fit_link
+from ggsched_calibrate.machine import Calibration, Progress, silent
 from ggsched_cluster.group import Group
 
 _SHARE_OF_MACHINES: Final = 0.8

@@ -25,11 +25,11 @@ import msgspec
 import numpy as np
 
 import ggsched.errors
-from ggsched.calibrate.machine import Calibration
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.plan.parts import Part
 from ggsched.topology.codec import topology_to_text
 from ggsched.topology.model import Topology
+from ggsched_calibrate.machine import Calibration
 from ggsched_cluster import messages as m
 from ggsched_cluster.link import Link
 from ggsched_cluster.members import Member, Start

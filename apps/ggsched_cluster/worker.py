@@ -26,8 +26,6 @@ from ggsched.backend.probe import probe
 from ggsched.backend.progress import progress_of
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
-from ggsched.calibrate.machine import calibrate
-from ggsched.calibrate.timing import others_of_this_process
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
 from ggsched.ir.text import parse_graph
@@ -42,6 +40,8 @@ from ggsched.topology.codec import topology_from_text, topology_to_text
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import TracedPlan
 from ggsched.trace.tracing import traced
+from ggsched_calibrate.machine import calibrate
+from ggsched_calibrate.timing import others_of_this_process
 from ggsched_cluster import messages as m
 from ggsched_cluster.link import Link
 from ggsched_cluster.pings import Pinger

@@ -12,21 +12,21 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ggsched.calibrate.device_rates import NO_TIME
-from ggsched.calibrate.timing import NOT_TRUSTED
 from ggsched.cli.console import messages, new_table, output, write_json
 from ggsched.cli.options import OwnOption, devices_option, json_option, option
 from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.units import rate_text, seconds_text
+from ggsched_calibrate.device_rates import NO_TIME
+from ggsched_calibrate.timing import NOT_TRUSTED
 
 _SHORTEST_S, _LONGEST_S = 0.1, 600
 _ENVIRONMENT = 3
 
 if TYPE_CHECKING:
-    from ggsched.calibrate.machine import Calibration
     from ggsched.topology.caps import DeviceFacts
+    from ggsched_calibrate.machine import Calibration
 
 
 def _seconds(text: str) -> float:
@@ -73,10 +73,10 @@ def calibrate(
     rates, and better with true ones. The exit code is 3 if a device has no rates afterwards.
     """
     from ggsched.backend.registry import open_devices
-    from ggsched.calibrate.cache import older_rates, save_rates
-    from ggsched.calibrate.machine import calibrate as measure
-    from ggsched.calibrate.timing import others_of_this_process
     from ggsched.run.release import close_all
+    from ggsched_calibrate.machine import calibrate as measure
+    from ggsched_calibrate.save import older_rates, save_rates
+    from ggsched_calibrate.timing import others_of_this_process
     from ggsched_cluster.calibrate import calibrate_group
     from ggsched_cluster.remote_devices import group_of
 
@@ -206,7 +206,7 @@ def _end(found: "Calibration", device: int) -> str:
 
 
 def _rates_table(found: "Calibration") -> Table:
-    from ggsched.calibrate.samples import RECIPES
+    from ggsched_calibrate.samples import RECIPES
 
     grid = new_table("device", "rate of", ">compute", ">memory", ">time")
     for name, rates in zip(found.names, found.rates.devices, strict=True):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Final
 
 from ggsched.errors import GgschedError, OutOfDeviceMemory
-from ggsched.passes.shard.names import part_of
 from ggsched_llm.fit import LEAST_CONTEXT, Fit, FitRequest, lacking_text, shortage
 from ggsched_llm.homes import fit_options
 from ggsched_llm.load import load_model
@@ -13,6 +12,7 @@ from ggsched_llm.offload import source_name
 from ggsched_llm.sampling import Sampling
 from ggsched_llm.session import Session
 from ggsched_llm.spec import ModelSpec
+from ggsched_shard.names import part_of
 
 _FIRST_STEPS: Final = 2
 """Tokens that are looked at after the prompt: later steps need little more."""

@@ -11,15 +11,15 @@ from typing import Final
 
 from ggsched.backend.offline_device import RefusingDevice
 from ggsched.backend.protocols import Device
-from ggsched.calibrate.device_rates import measure_product
-from ggsched.calibrate.link_rates import measure_copy
-from ggsched.calibrate.timing import Allowance
-from ggsched.calibrate.workload import Bench
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import DType
 from ggsched.topology.caps import DeviceFacts
 from ggsched.topology.cost import GUESSES, MachineRates, with_kernel
 from ggsched.topology.model import Topology
+from ggsched_calibrate.device_rates import measure_product
+from ggsched_calibrate.link_rates import measure_copy
+from ggsched_calibrate.timing import Allowance
+from ggsched_calibrate.workload import Bench
 
 WORTH_NBYTES: Final = 64 << 20
 """Fewer bytes of weights are not worth a measurement."""

@@ -24,9 +24,9 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.shard.names import part_of
 from ggsched.run.call_guard import CallGuard, guarded
 from ggsched_llm.batches import Span, kv_bucket
+from ggsched_shard.names import part_of
 
 if TYPE_CHECKING:
     from ggsched.scheduler import Scheduler

@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.passes.experts.policy import ExpertPolicy
-from ggsched.passes.shard.layout import Split, part_nbytes, part_shape
-from ggsched.passes.shard.names import part_of
-from ggsched.passes.shard.place import ByParticipant
-from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.topology.caps import DeviceFacts, reads_peer
 from ggsched.topology.cost import machine_of
 from ggsched.topology.model import Topology
@@ -31,6 +27,10 @@ from ggsched_llm.tensor_split import (
     split_model,
 )
 from ggsched_llm.weights import part_array
+from ggsched_shard.layout import Split, part_nbytes, part_shape
+from ggsched_shard.names import part_of
+from ggsched_shard.place import ByParticipant
+from ggsched_shard.rewrite import Shards, shard_graph
 
 _LOG: Final = logging.getLogger("ggsched")
 

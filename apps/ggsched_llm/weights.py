@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ggsched.errors import InternalError
 from ggsched.ir.dtype import BF16, F16, F32, I32, DType
-from ggsched.passes.shard.layout import Split
 from ggsched_llm.gguf_file import GGUF_CODES, GgufFile, GgufTensor
+from ggsched_shard.layout import Split
 
 # What numpy calls the type; blocks of quantised types are plain bytes.
 _HOST: Final[dict[DType, type[np.generic]]] = {

@@ -7,18 +7,15 @@ cannot be understood gives one warning and is ignored: rates are hints, and no r
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec.structs import replace as replace_fields
 
 from ggsched.calibrate.identity import device_identity
-from ggsched.calibrate.machine import Calibration
 from ggsched.errors import UsageError
 from ggsched.files.own import cache_home
 from ggsched.files.reading import MAX_TEXT_NBYTES, contents, reason
@@ -37,7 +34,6 @@ from ggsched.topology.cost import (
     machine_of,
 )
 from ggsched.topology.model import Topology
-from ggsched.whole_file import write_whole
 
 FORMAT: Final = "ggsched-rates/2"
 _READ: Final = ("ggsched-rates/1", FORMAT)
@@ -45,7 +41,7 @@ AUTO: Final = "auto"
 OFF: Final = "off"
 
 _LOG: Final = logging.getLogger("ggsched")
-_HOST_NAME: Final = "host"
+HOST_NAME: Final = "host"
 _NUMBERS: Final = (
     *("flops", "bandwidth", "total_bandwidth", "parallel"),
     *("node_s", "event_s", "launch_s"),
@@ -136,7 +132,7 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
         UsageError: it must exist and does not.
     """
     try:
-        file, why = _read(path)
+        file, why = try_read(path)
     except FileNotFoundError as error:
         if must_exist:
             raise UsageError(
@@ -151,7 +147,7 @@ def read_rates(path: Path, *, must_exist: bool = False) -> RatesFile | None:
     return file
 
 
-def _read(path: Path) -> tuple[RatesFile | None, str]:
+def try_read(path: Path) -> tuple[RatesFile | None, str]:
     """Return what a file says, or None and why it cannot be understood.
 
     Raises:
@@ -169,18 +165,6 @@ def _read(path: Path) -> tuple[RatesFile | None, str]:
     return (None if wrong else file), wrong
 
 
-def older_rates(path: Path) -> dict[str, Rates]:
-    """Return the rates of all devices that a file has, by identity; none of a damaged one.
-
-    ``save_rates``, which replaces the file, warns of the damage.
-    """
-    try:
-        file, _ = _read(path)
-    except FileNotFoundError:
-        return {}
-    return {} if file is None else {key: _rates(entry) for key, entry in file.devices.items()}
-
-
 def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
     """Return guesses for a machine, with what the file knows of its devices in their place."""
     guesses = guessed_rates(topology)
@@ -192,7 +176,7 @@ def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
             guessed.append(facts.name)
         else:
             days.append(entry.calibrated[:10])
-        found = guess if entry is None else _rates(entry)
+        found = guess if entry is None else rates_of_entry(entry)
         rates.append(replace(found, caution=CAUTION) if is_beside_cpu(facts) else found)
     if not days:
         return guesses
@@ -201,7 +185,7 @@ def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
             own = [r for r, d in zip(rates, topology.devices, strict=True) if _is_cpu(d, facts)]
             rates[i] = beside_cpu(own[0]) if own and own[0].kernels else rates[i]
     known = {(e.src, e.dst): Link(e.latency_s, e.bandwidth) for e in file.links}
-    ends = [*enumerate(identities), (HOST, _HOST_NAME)]
+    ends = [*enumerate(identities), (HOST, HOST_NAME)]
     links = dict(guesses.links)
     for src, a in ends:
         for dst, b in ends:
@@ -219,52 +203,6 @@ def join_rates(topology: Topology, file: RatesFile) -> MachineRates:
 def _is_cpu(facts: DeviceFacts, other: DeviceFacts) -> bool:
     """Whether a device is that of the backend cpu on the processor of another one."""
     return facts.kind == "cpu" and machine_of(facts) == machine_of(other)
-
-
-def save_rates(calibration: Calibration, facts: Mapping[str, DeviceFacts], path: Path) -> RatesFile:
-    """Write what was measured; what the file knows of other devices stays.
-
-    Args:
-        calibration: What was measured.
-        facts: Of its devices, by name.
-        path: The file; its folder is made. It is replaced atomically.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    old = read_rates(path) or RatesFile(FORMAT, 0.0, {}, ())
-    devices = dict(old.devices)
-    for name, identity, rates in zip(
-        calibration.names, calibration.identities, calibration.rates.devices, strict=True
-    ):
-        if name not in calibration.unknown:
-            entry = _entry(rates, facts[name].description, now)
-            known = devices[identity].kernels if identity in devices else {}
-            devices[identity] = replace_fields(entry, kernels=known | entry.kernels)
-    links = {(e.src, e.dst): e for e in old.links}
-    for (src, dst), link in calibration.rates.links.items():
-        a, b = (_HOST_NAME if i == HOST else calibration.identities[i] for i in (src, dst))
-        links[a, b] = LinkEntry(a, b, link.latency_s, link.bandwidth)
-    for (a, b), link in calibration.rates.network.items():
-        links[a, b] = LinkEntry(a, b, link.latency_s, link.bandwidth)
-    file = RatesFile(
-        FORMAT,
-        calibration.rates.enqueue_s,
-        dict(sorted(devices.items())),
-        tuple(links[key] for key in sorted(links)),
-    )
-    _write(path, msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
-    return file
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_whole(path, data)
-    except OSError as error:
-        raise UsageError(
-            "cannot write the rates", where=str(path), why=error.strerror or str(error)
-        ) from error
 
 
 def _wrong(file: RatesFile) -> Iterator[str]:
@@ -292,13 +230,9 @@ def numbers_of(rates: Rates | DeviceEntry) -> dict[str, Any]:
     return {name: getattr(rates, name) for name in _NUMBERS}
 
 
-def _rates(entry: DeviceEntry) -> Rates:
+def rates_of_entry(entry: DeviceEntry) -> Rates:
+    """Return what an entry says of a device."""
     kernels = [
         KernelRate(n, k.flops, k.bandwidth, k.step_s) for n, k in sorted(entry.kernels.items())
     ]
     return Rates(**numbers_of(entry), kernels=tuple(kernels))
-
-
-def _entry(rates: Rates, description: str, now: str) -> DeviceEntry:
-    kernels = {k.name: KernelEntry(k.flops, k.bandwidth, k.step_s) for k in rates.kernels}
-    return DeviceEntry(description, now, **numbers_of(rates), kernels=kernels)

@@ -8,7 +8,7 @@ like any other, and what the others compute is read inside the group and nowhere
 The patterns are those that ggml's CUDA backend and llama.cpp's graphs made worth while
 (``ggml_can_fuse``): a norm and its weight, a product and what is added to it, the two halves of a
 gated network, what experts compute and its sum, a rotation on its way to a cache. Two additions are
-a sum over devices and the residual (``ggsched.passes.shard``).
+a sum over devices and the residual (``ggsched_shard``).
 """
 
 from collections.abc import Mapping

@@ -112,7 +112,7 @@ class OpDef:
             numbers the operand ``ids`` holds; what the other rows hold does not matter.
         max_axes: That operands and result can have.
         family: Family of the kernels that compute a node, whose measured rates predict its time
-            (``ggsched.calibrate.samples``), with ``:variant`` where kernels of the family differ;
+            (``ggsched_calibrate.samples``), with ``:variant`` where kernels of the family differ;
             or ``family(*shapes, **params)``, which returns it.
         flops: ``flops(*shapes, **params)`` returns the operations of a node, or None for two per
             element.
@@ -122,7 +122,7 @@ class OpDef:
             for all of its operands and result.
         decompose: ``decompose(g, *operands, **params)`` adds nodes of other ops to a builder and
             returns the result; None where the op cannot be decomposed.
-        sharding: Rule of ``ggsched.passes.shard.rules``; empty: that of the op's name, if any.
+        sharding: Rule of ``ggsched_shard.rules``; empty: that of the op's name, if any.
         bound: ``bound(*magnitudes, *errors, **params)`` returns the largest magnitude of the
             result and its error in units of 2**-24, from those of float operands; None where they
             are not known. Random graphs stay tame by it.

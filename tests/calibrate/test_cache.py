@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ggsched.calibrate import cache
-from ggsched.calibrate.cache import load_rates, rates_path, read_rates, save_rates
+from ggsched.calibrate.cache import load_rates, rates_path, read_rates
 from ggsched.calibrate.identity import device_identity
-from ggsched.calibrate.machine import Calibration
 from ggsched.errors import UsageError
 from ggsched.topology.caps import HOST_PROCESSOR
 from ggsched.topology.cost import (
@@ -24,6 +23,8 @@ from ggsched.topology.cost import (
     node_seconds,
 )
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_calibrate.machine import Calibration
+from ggsched_calibrate.save import save_rates
 from ggsched_testing.sim import SimConfig
 from tests.passes.machines import device
 

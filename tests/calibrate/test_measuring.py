@@ -11,16 +11,16 @@ import pytest
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.packed import dequantize
 from ggsched.backend.registry import open_devices
-from ggsched.calibrate.device_rates import NOT_TRUSTED, measure_rates
 from ggsched.calibrate.identity import device_identity
-from ggsched.calibrate.link_rates import fit_link
-from ggsched.calibrate.machine import calibrate
-from ggsched.calibrate.samples import samples
-from ggsched.calibrate.timing import Allowance, Disturbed
-from ggsched.calibrate.workload import Bench, fill
 from ggsched.ir.dtype import FLOAT_DTYPES
 from ggsched.ops.record import ELEMENTS
 from ggsched.topology.cost import HOST, KernelRate, Rates
+from ggsched_calibrate.device_rates import NOT_TRUSTED, measure_rates
+from ggsched_calibrate.link_rates import fit_link
+from ggsched_calibrate.machine import calibrate
+from ggsched_calibrate.samples import samples
+from ggsched_calibrate.timing import Allowance, Disturbed
+from ggsched_calibrate.workload import Bench, fill
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import cpu_device
 from tests.calibrate.undisturbed import trust_what_is_measured

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ggsched.calibrate.cache import save_rates
-from ggsched.calibrate.machine import Calibration
 from ggsched.config import Settings
 from ggsched.errors import PlanError
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import GUESSES, guessed_rates
+from ggsched_calibrate.machine import Calibration
+from ggsched_calibrate.save import save_rates
 from ggsched_llm.load import load_model
 from ggsched_llm.session import Session
 from tests.calibrate.test_cache import RATES, calibration, save

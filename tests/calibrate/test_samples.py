@@ -2,12 +2,12 @@
 
 import pytest
 
-from ggsched.calibrate.samples import RECIPES, samples
 from ggsched.ir.ops import BUILT_IN, op_by_name
 from ggsched.ops.nd import library
 from ggsched.ops.record import ELEMENTS, PRODUCTS, SORTED_LENGTHS, sorted_rows
 from ggsched.passes.cost.work_size import node_work
 from ggsched.topology.cost import KernelRate, Rates, Work, node_seconds
+from ggsched_calibrate.samples import RECIPES, samples
 from ggsched_testing.plan_builder import fake_device
 
 EVERY = fake_device("fake:0", ops=frozenset({"nd.*"}) | {f"{op}:f32" for op in BUILT_IN})

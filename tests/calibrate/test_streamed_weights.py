@@ -2,11 +2,11 @@
 
 import pytest
 
-from ggsched.calibrate import device_rates
-from ggsched.calibrate.device_rates import measure_product
-from ggsched.calibrate.timing import Allowance
-from ggsched.calibrate.workload import Bench, products
 from ggsched.ir.dtype import BF16
+from ggsched_calibrate import device_rates
+from ggsched_calibrate.device_rates import measure_product
+from ggsched_calibrate.timing import Allowance
+from ggsched_calibrate.workload import Bench, products
 from ggsched_cpu import open_backend
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ggsched.calibrate.timing import Allowance, Disturbed, others_of_this_process, seconds_of
+from ggsched_calibrate.timing import Allowance, Disturbed, others_of_this_process, seconds_of
 
 
 class Clock:

@@ -4,7 +4,7 @@ import math
 import time
 from functools import partial
 
-from ggsched.calibrate import machine, timing
+from ggsched_calibrate import machine, timing
 
 
 def trust_what_is_measured(patch):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ggsched.calibrate import timing
 from ggsched.cli.main import main
+from ggsched_calibrate import timing
 from tests.calibrate.undisturbed import trust_what_is_measured
 
 FEW = ["--devices", "cpu:0", "--time-budget", "0.5"]

@@ -6,11 +6,11 @@ import shlex
 import pytest
 
 from ggsched.backend.registry import BackendStatus
-from ggsched.calibrate.device_rates import NO_TIME
-from ggsched.calibrate.timing import NOT_TRUSTED
 from ggsched.cli.devices import state_of
 from ggsched.cli.main import main
 from ggsched.ir.user_ops import unregister_op
+from ggsched_calibrate.device_rates import NO_TIME
+from ggsched_calibrate.timing import NOT_TRUSTED
 from ggsched_commands.calibrate import missing_lines
 from tests.cli.terminal import in_terminal
 from tests.models.helpers import ORACLE, tiny_gguf

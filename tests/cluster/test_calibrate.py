@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder
-from ggsched.calibrate.cache import load_rates, save_rates
+from ggsched.calibrate.cache import load_rates
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.place import Constraints
 from ggsched.run.release import close_all
 from ggsched.topology.cost import HOST, Link, guessed_rates, machine_of
+from ggsched_calibrate.save import save_rates
 from ggsched_cluster import worker
 from ggsched_cluster.calibrate import calibrate_group
 from ggsched_cluster.remote_devices import group_of, open_group

@@ -11,13 +11,13 @@ import pytest
 
 from ggsched.backend.program import Group
 from ggsched.ir.dtype import BF16
-from ggsched.passes.shard.names import part_of
 from ggsched.plan.command import Download, HostSync, Launch, Record, Wait
 from ggsched.plan.stats import plan_stats
 from ggsched.run.following import first_wait_at_end, state_streams
 from ggsched.sanitize import check_plan
 from ggsched_kernels import warp_profile
 from ggsched_llm.token_inputs import NEXT_TOKEN
+from ggsched_shard.names import part_of
 from ggsched_testing.eager import bound_nodes
 from tests.models.test_stages import gpus, session
 from tests.passes.test_cuda_fusions import Memory

@@ -16,9 +16,6 @@ from hypothesis import strategies as st
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import BF16, dtype_by_name
-from ggsched.passes.shard.layout import Split, Whole
-from ggsched.passes.shard.names import part_of
-from ggsched.passes.shard.rewrite import shard_graph
 from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
 from ggsched_llm.batches import BatchSize
@@ -28,6 +25,9 @@ from ggsched_llm.offload import Offload, OverrideRule, copied_output
 from ggsched_llm.session import Session, SessionOptions
 from ggsched_llm.sharing import Sharing
 from ggsched_llm.tensor_split import find_participants, split_model
+from ggsched_shard.layout import Split, Whole
+from ggsched_shard.names import part_of
+from ggsched_shard.rewrite import shard_graph
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import ORACLE, opened_once, tiny_gguf, wide_gguf
 from tests.models.reference_models import REFERENCES, write_reference

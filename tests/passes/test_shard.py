@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir import GraphBuilder
 from ggsched.ir.tensor import Role
-from ggsched.passes.shard.calls import HEAVY
-from ggsched.passes.shard.layout import Cuts, Split, Whole, Window, even_parts
-from ggsched.passes.shard.names import name_of, part_of
-from ggsched.passes.shard.place import ByParticipant
-from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.sanitize import check_plan
 from ggsched.topology import CopyPath, Topology
 from ggsched_llm.weights import part_array
+from ggsched_shard.calls import HEAVY
+from ggsched_shard.layout import Cuts, Split, Whole, Window, even_parts
+from ggsched_shard.names import name_of, part_of
+from ggsched_shard.place import ByParticipant
+from ggsched_shard.rewrite import Shards, shard_graph
 from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.oracle.interpreter import run_oracle

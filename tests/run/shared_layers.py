@@ -3,10 +3,10 @@
 import numpy as np
 
 from ggsched.ir import GraphBuilder
-from ggsched.passes.shard.layout import Split, even_parts
-from ggsched.passes.shard.place import ByParticipant
-from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched_llm.weights import part_array
+from ggsched_shard.layout import Split, even_parts
+from ggsched_shard.place import ByParticipant
+from ggsched_shard.rewrite import Shards, shard_graph
 
 TOKENS, WIDTH, INNER = 3, 8, 12
 

@@ -15,10 +15,10 @@ from ggsched.errors import DeviceFault, GgschedError, SyncTimeout, UsageError
 from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
 from ggsched.passes.memory.rings import Slots
-from ggsched.passes.shard import rewrite
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_shard import rewrite
 from ggsched_testing.explore import explore
 from ggsched_testing.explore.plans import PlanProgram
 from ggsched_testing.oracle.interpreter import run_oracle

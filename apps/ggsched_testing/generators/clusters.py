@@ -18,10 +18,10 @@ from ggsched.ir.join import Joined, join_graphs
 from ggsched.ir.tensor import Tensor
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
-from ggsched.passes.shard.layout import Layout, Split, Whole
-from ggsched.passes.shard.names import part_of
-from ggsched.passes.shard.rewrite import Shards, shard_graph
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_shard.layout import Layout, Split, Whole
+from ggsched_shard.names import part_of
+from ggsched_shard.rewrite import Shards, shard_graph
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from ggsched.passes.place import PlacementProblem
 from ggsched.passes.placement.ggml import GgmlRules
-from ggsched.passes.shard.names import part_of
 from ggsched.plan.placement import Placement
 from ggsched.topology.model import Topology
+from ggsched_shard.names import part_of
 
 
 @dataclass(frozen=True, slots=True)

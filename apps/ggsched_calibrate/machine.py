@@ -10,14 +10,14 @@ from typing import Final
 
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device, Stream
-from ggsched.calibrate.device_rates import measure_rates
 from ggsched.calibrate.identity import device_identity
-from ggsched.calibrate.link_rates import Sample, measure_copy, measure_download, measure_upload
-from ggsched.calibrate.samples import samples as samples_of
-from ggsched.calibrate.timing import NOT_TRUSTED, Allowance, Clock, Disturbed
-from ggsched.calibrate.workload import Bench
 from ggsched.errors import GgschedError
 from ggsched.topology.cost import HOST, Link, MachineRates, Rates, rates_of
+from ggsched_calibrate.device_rates import measure_rates
+from ggsched_calibrate.link_rates import Sample, measure_copy, measure_download, measure_upload
+from ggsched_calibrate.samples import samples as samples_of
+from ggsched_calibrate.timing import NOT_TRUSTED, Allowance, Clock, Disturbed
+from ggsched_calibrate.workload import Bench
 
 Progress = Callable[[str, str], None]
 """Called with the name of a device and what of it is measured next."""

@@ -8,8 +8,8 @@ from typing import Final
 from ggsched.ir.dtype import DType
 from ggsched.ir.ops import Params
 from ggsched.ir.tensor import Role
-from ggsched.passes.shard.layout import Window
 from ggsched.passes.split import READS_ONCE
+from ggsched_shard.layout import Window
 
 Key = tuple[str, int, int]
 """A storage of the new graph: what it is, its number, and its participant."""

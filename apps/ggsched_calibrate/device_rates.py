@@ -6,9 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ggsched.backend.protocols import Program, Stream
-from ggsched.calibrate.samples import Samples, samples
-from ggsched.calibrate.timing import NOT_TRUSTED, Allowance, Disturbed
-from ggsched.calibrate.workload import TIMEOUT_S, Bench, activations, chain, products, sums
 from ggsched.errors import GgschedError
 from ggsched.ir.dtype import F32, FLOAT_DTYPES, DType
 from ggsched.ir.graph import Graph
@@ -16,6 +13,9 @@ from ggsched.ops.record import ELEMENTS
 from ggsched.passes.cost.work_size import node_work
 from ggsched.topology.caps import DeviceFacts, op_key
 from ggsched.topology.cost import KernelRate, Rates, Work, rates_of
+from ggsched_calibrate.samples import Samples, samples
+from ggsched_calibrate.timing import NOT_TRUSTED, Allowance, Disturbed
+from ggsched_calibrate.workload import TIMEOUT_S, Bench, activations, chain, products, sums
 
 Note = Callable[[str], None]
 """Called with what is being measured."""

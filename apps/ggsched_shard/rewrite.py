@@ -24,8 +24,9 @@ from ggsched.ir.dtype import F32, I32
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import Param, op_by_name, written_operand
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
-from ggsched.passes.shard.calls import ANY, HEAVY, Call, Key, Leaf, Ref, needed_calls, ordered_calls
-from ggsched.passes.shard.layout import (
+from ggsched.plan.collectives import JOINED, SUM
+from ggsched_shard.calls import ANY, HEAVY, Call, Key, Leaf, Ref, needed_calls, ordered_calls
+from ggsched_shard.layout import (
     Cuts,
     Layout,
     Partial,
@@ -35,9 +36,8 @@ from ggsched.passes.shard.layout import (
     even_parts,
     part_shape,
 )
-from ggsched.passes.shard.names import label_of, name_of
-from ggsched.passes.shard.rules import WHOLE, Decision, Need, Operand, decide
-from ggsched.plan.collectives import JOINED, SUM
+from ggsched_shard.names import label_of, name_of
+from ggsched_shard.rules import WHOLE, Decision, Need, Operand, decide
 
 SCATTERED_NBYTES: Final = 256 << 10
 """Sums of as many bytes are added up in parts: the bytes cost more than a second copy."""

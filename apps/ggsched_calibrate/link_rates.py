@@ -5,9 +5,9 @@ from typing import Final
 
 from ggsched.backend.page_lock import lock_pages
 from ggsched.backend.protocols import Stream
-from ggsched.calibrate.timing import Allowance
-from ggsched.calibrate.workload import TIMEOUT_S
 from ggsched.topology.cost import Link
+from ggsched_calibrate.timing import Allowance
+from ggsched_calibrate.workload import TIMEOUT_S
 
 SIZES: Final = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
 

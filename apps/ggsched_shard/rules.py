@@ -14,7 +14,7 @@ from ggsched.ir.dtype import F32
 from ggsched.ir.graph import Node
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
-from ggsched.passes.shard.layout import Layout, Partial, Split, Whole
+from ggsched_shard.layout import Layout, Partial, Split, Whole
 
 WHOLE: Final[Literal["whole"]] = "whole"
 

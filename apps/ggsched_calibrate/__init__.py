@@ -1,0 +1,1 @@
+"""Measures devices and links for the planner: ``ggsched calibrate``."""
