@@ -24,7 +24,7 @@ from ggsched.topology.cost import (
 )
 from ggsched.topology.model import CopyPath, Topology
 from ggsched_calibrate.machine import Calibration
-from ggsched_calibrate.save import save_rates
+from ggsched_calibrate.save import older_rates, save_rates
 from ggsched_testing.sim import SimConfig
 from tests.passes.machines import device
 
@@ -109,7 +109,7 @@ def test_a_file_of_the_older_format_is_read(path):
     path.write_text(json.dumps(data), encoding="utf-8")
     (got,) = load_rates(topology(FAST), str(path)).devices
     assert got == replace(RATES, kernels=tuple(replace(k, step_s=0.0) for k in RATES.kernels))
-    assert cache.older_rates(path) == {device_identity(topology(FAST).devices[0]): got}
+    assert older_rates(path) == {device_identity(topology(FAST).devices[0]): got}
 
 
 def test_a_device_of_which_nothing_can_be_trusted_is_not_kept(path):
