@@ -25,12 +25,12 @@ from ggsched.errors import BackendUnavailable
 from ggsched.ir import Graph, GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.passes import Constraints
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.scheduler import Scheduler
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Trace, Work
 from ggsched_llm.batches import interleave
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.expert_graphs import (
     INPUT,
     expert_graph,
@@ -159,7 +159,7 @@ def _ways(tokens: int) -> list[Row]:
     try:
         sides = {
             way: partial(
-                scheduler.run, graph, {INPUT: values[INPUT]}, Constraints(homes, experts=WAYS[way])
+                scheduler.run, graph, {INPUT: values[INPUT]}, Constraints(homes, offload=WAYS[way])
             )
             for way, scheduler in schedulers.items()
         }

@@ -9,10 +9,10 @@ model with another mixture-of-experts model. On the command line:
 from pathlib import Path
 
 import ggsched
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload
 from ggsched_llm.session import Session, SessionOptions
+from ggsched_offload.offload import ExpertPolicy
 
 MODEL = Path(ggsched.__file__).parent / "data" / "addition-moe.gguf"
 DEVICES = ["sim:0", "cpu:0"]

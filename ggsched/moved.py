@@ -31,6 +31,8 @@ MOVED: Final = {
     "ggsched.trace.versions": "ggsched.trace.unroll",
     "ggsched.trace.plan_account": "ggsched.trace.utilization",
     "ggsched.passes.shard": "ggsched_shard",
+    "ggsched.passes.experts": "ggsched_offload",
+    "ggsched.passes.experts.policy": "ggsched_offload.offload",
     "ggsched.calibrate.device_rates": "ggsched_calibrate.device_rates",
     "ggsched.calibrate.link_rates": "ggsched_calibrate.link_rates",
     "ggsched.calibrate.machine": "ggsched_calibrate.machine",

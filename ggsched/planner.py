@@ -7,11 +7,10 @@ from ggsched.config import Settings
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.decomposed_plan import DecomposedGraph, decomposed_plan
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.options import AUTO_LIMIT, PlanOptions, StreamPolicy, plan_options
 from ggsched.passes.pipeline import make_plan
-from ggsched.passes.place import Constraints, PlacementPolicy
+from ggsched.passes.place import Constraints, OffloadPolicy, PlacementPolicy
 from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.named import placement_policy
 from ggsched.plan.bundle import Plan
@@ -34,7 +33,7 @@ class PlanKey(NamedTuple):
     clears: tuple[str, ...]
     rates: str
     slots: Slots | None
-    experts: ExpertPolicy
+    offload: OffloadPolicy | None
     reads_peers: bool
     placement: str
     placed: str
@@ -63,7 +62,7 @@ def plan_key(
         clears=tuple(sorted(name for name in constraints.clears if name in graph)),
         rates=constraints.rates.digest if constraints.rates else "",
         slots=constraints.slots,
-        experts=constraints.experts,
+        offload=constraints.offload,
         reads_peers=constraints.reads_peers,
         placement=placement,
         placed=constraints.digest if constraints.placed is not None else "",

@@ -82,7 +82,7 @@ def homes_by_policy(
     rules = find_homes(spec, scheduler.topology, options.offload)
     fixed = {name: d for name, d in rules.devices.items() if rules.reasons[name].startswith("-ot ")}
     graph = BatchSize(1, options.n_ctx, 1).graph(spec, options.n_ctx)
-    wanted = Constraints(homes=fixed, rates=rates, experts=rules.experts)
+    wanted = Constraints(homes=fixed, rates=rates, offload=rules.experts)
     plan = scheduler.draft(graph, wanted)
     devices = {
         name: plan.placement.homes[graph.named(name).id] if name in graph else device

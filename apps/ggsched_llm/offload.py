@@ -25,7 +25,6 @@ from typing import Final, Literal
 
 from ggsched.errors import UsageError
 from ggsched.flags import HOMES, flag
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.topology.caps import DeviceFacts, offers, op_key
 from ggsched.topology.cost import MachineRates
@@ -33,6 +32,7 @@ from ggsched.topology.model import Topology
 from ggsched_llm.hparams import HParams
 from ggsched_llm.spec import CACHE_DTYPES, ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
+from ggsched_offload.offload import ExpertPolicy
 
 _CACHE: Final = re.compile(r"[kv]_cache$")
 _WITH_FIRST: Final = (
@@ -180,7 +180,7 @@ class Homes:
         last = homes.get(OUTPUT, homes.get(EMBEDDING))
         if last is not None:
             homes[NEXT_TOKEN] = last
-        return Constraints(homes=homes, rates=rates, experts=self.experts)
+        return Constraints(homes=homes, rates=rates, offload=self.experts)
 
 
 def find_homes(spec: ModelSpec, topology: Topology, offload: Offload) -> Homes:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.topology.caps import DeviceFacts, reads_peer
 from ggsched.topology.cost import machine_of
 from ggsched.topology.model import Topology
@@ -27,6 +26,7 @@ from ggsched_llm.tensor_split import (
     split_model,
 )
 from ggsched_llm.weights import part_array
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_shard.layout import Split, part_nbytes, part_shape
 from ggsched_shard.names import part_of
 from ggsched_shard.place import ByParticipant

@@ -23,11 +23,11 @@ from math import gcd, lcm
 from typing import Final
 
 from ggsched.errors import UsageError
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.topology.caps import DeviceFacts
 from ggsched_llm.offload import EMBEDDING, OUTPUT, Homes, Offload, OverrideRule, find_device
 from ggsched_llm.spec import ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_shard.layout import Layout, Split, Whole, even_parts
 from ggsched_shard.rewrite import Shards
 

@@ -31,8 +31,6 @@ from ggsched.passes.budget.memory_budget import (
     with_trades,
 )
 from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.experts.offload import offload_experts
-from ggsched.passes.experts.transfers import OffloadTransfers
 from ggsched.passes.memory.allocate import ReusePolicy, allocate
 from ggsched.passes.memory.fusion_retention import Retention, find_retention
 from ggsched.passes.memory.reuse import Concurrent, Relaxed, Sequential
@@ -219,8 +217,10 @@ def _schedule(problem: PlacementProblem, placement: Placement, options: PlanOpti
     graph, topology, rates = problem.graph, problem.topology, problem.rates
     wanted = problem.constraints
 
-    placement = offload_experts(graph, topology, placement, wanted.experts, rates)
-    operands = OffloadTransfers(graph, topology, placement) if placement.offloads else None
+    operands = None
+    if wanted.offload is not None:
+        placement = wanted.offload.place(graph, topology, placement, rates)
+        operands = wanted.offload.transfers(graph, topology, placement)
     splits = split(
         graph, topology, placement, wanted.clears, peers=wanted.reads_peers, policy=operands
     )

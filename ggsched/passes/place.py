@@ -17,8 +17,8 @@ from typing import Protocol
 from ggsched.errors import PlanError
 from ggsched.ids import show
 from ggsched.ir.graph import Graph
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.memory.rings import Slots
+from ggsched.passes.split import OperandPolicy
 from ggsched.plan.placement import Placement
 from ggsched.topology.caps import offers
 from ggsched.topology.cost import MachineRates, guessed_rates
@@ -36,7 +36,7 @@ class Constraints:
             constraints serves all graphs of a model.
         pins: Device index for nodes by id.
         rates: Measured rates of the machine; None for guesses by kind of device.
-        experts: Whether experts are computed on another device than that of their weights.
+        offload: Moves nodes away from the devices that have their weights; None moves none.
         slots: For a graph joined from several parts, the number of buffers of each boundary between
             devices; None for as many as there are parts.
         clears: Names of states that each run fills with zeros before anything else, on a stream of
@@ -54,7 +54,7 @@ class Constraints:
     homes: Mapping[str, int] = field(default_factory=dict)
     pins: Mapping[int, int] = field(default_factory=dict)
     rates: MachineRates | None = None
-    experts: ExpertPolicy = field(default_factory=ExpertPolicy)
+    offload: "OffloadPolicy | None" = None
     slots: Slots | None = None
     clears: frozenset[str] = frozenset()
     reads_peers: bool = False
@@ -65,7 +65,7 @@ class Constraints:
         """Hash of all of them."""
         rates = self.rates.digest if self.rates else ""
         sets = sorted(self.clears), self.reads_peers
-        parts = (rates, self.experts, self.slots, *sets, self.placed)
+        parts = (rates, self.offload, self.slots, *sets, self.placed)
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -77,6 +77,7 @@ class Constraints:
 
         Examples:
             >>> from ggsched.passes.memory.rings import Slots
+        from ggsched.passes.split import OperandPolicy
             >>> Constraints(pins={0: 1}).with_slots(Slots(2, (0, 8))).slots.count
             2
         """
@@ -104,6 +105,23 @@ class Constraints:
                 hint="take rates of this topology, see ggsched.calibrate.cache.load_rates",
             )
         return self.rates
+
+
+class OffloadPolicy(Protocol):
+    """Moves nodes that a policy has placed where their weights are; part of the key of a plan.
+
+    A frozen record: equal ones decide alike.
+    """
+
+    def place(
+        self, graph: Graph, topology: Topology, placement: Placement, rates: MachineRates
+    ) -> Placement:
+        """Return the placement with nodes elsewhere, and with what was considered."""
+
+    def transfers(
+        self, graph: Graph, topology: Topology, placement: Placement
+    ) -> OperandPolicy | None:
+        """Return what brings weights to nodes that were moved; None where none were."""
 
 
 @dataclass(frozen=True, slots=True)

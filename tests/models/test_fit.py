@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.passes import make_plan
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.splits import HOST
 from ggsched.topology.cost import Link, guessed_rates
 from ggsched.topology.model import CopyPath, Topology
@@ -28,6 +27,7 @@ from ggsched_llm.layer_costs import Candidate
 from ggsched_llm.load import load_model
 from ggsched_llm.memory_need import memory_need
 from ggsched_llm.offload import Offload, OverrideRule, find_homes
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 from tests.models.helpers import tiny_gguf

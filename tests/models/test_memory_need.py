@@ -10,7 +10,6 @@ import pytest
 from ggsched.backend.registry import open_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.pipeline import make_plan
 from ggsched.plan.splits import HOST
 from ggsched.topology.model import Topology
@@ -27,6 +26,7 @@ from ggsched_llm.memory_need import Need
 from ggsched_llm.offload import Offload, OverrideRule
 from ggsched_llm.session import Session, SessionOptions
 from ggsched_llm.token_inputs import NEXT_TOKEN
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 from ggsched_testing.sim import SimConfig, SimWorld

@@ -7,13 +7,13 @@ import pytest
 from ggsched.backend.probe import probe
 from ggsched.config import Settings
 from ggsched.ir.dtype import F32, Q8_0
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.topology.cost import guessed_rates
 from ggsched_llm import quick_rates, session
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload
 from ggsched_llm.quick_rates import is_guessed, with_links, with_products
 from ggsched_llm.session import Session, SessionOptions
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import tiny_gguf
 

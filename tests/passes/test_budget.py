@@ -8,12 +8,12 @@ from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Barrier, CopyRows, HostSync, Launch, Wait
 from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.expert_graphs import expert_graph, expert_homes
 from ggsched_testing.generators.strategies import graphs, seeds
 from ggsched_testing.generators.topologies import constraints, topologies
@@ -106,7 +106,7 @@ def test_rows_of_experts_count_as_steps(ring, cache_nbytes):
     graph = join_graphs([expert_graph(3, tokens=4)] * 2).graph
     two = machine(device("gpu:0", max_streams=8), device("cpu:0", is_host=True))
     policy = ExpertPolicy("on", ring, cache_nbytes)
-    wanted = Constraints(expert_homes(graph, here=1, there=0), experts=policy)
+    wanted = Constraints(expert_homes(graph, here=1, there=0), offload=policy)
     free = make_plan(graph, two, wanted, PlanOptions(STREAMS))
     assert any(isinstance(c, CopyRows) for c in free.commands)
     least = least_of(graph, two, ONE_BYTE, wanted)

@@ -14,12 +14,12 @@ from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
 from ggsched.passes.cost.work_size import expected_rows
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows
 from ggsched.plan.splits import Rows
 from ggsched.sanitize import check_plan
 from ggsched.topology.cost import Link, guessed_rates
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.expert_graphs import expert_graph, expert_homes, expert_names
 from ggsched_testing.sim.config import SIM_OPS, SimConfig
 from ggsched_testing.sim.world import SimWorld

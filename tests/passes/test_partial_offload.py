@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from ggsched.ir.dtype import BF16, MXFP4
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.experts.find import DENSE, DENSE_NBYTES
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, Download, HostSync, Launch, Upload, Wait
 from ggsched.plan.splits import HOST
@@ -25,6 +23,8 @@ from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import KernelRate, Link, guessed_rates, with_kernel
 from ggsched_llm.batches import BatchSize
 from ggsched_llm.offload import Offload, copied_output, find_homes, wants_copy
+from ggsched_offload.find import DENSE, DENSE_NBYTES
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.strategies import graphs, seeds
 from tests.passes.machines import machine
 from tests.properties.test_end_to_end import run_and_compare
@@ -207,7 +207,7 @@ def test_results_of_what_is_moved_equal_the_oracle(drawn, seed, ring, data):
     graph = drawn.graph
     lasting = [t.name for t in graph.tensors if t.role.value in ("weight", "state") and t.name]
     homes = {name: data.draw(st.sampled_from((1, 1, 0)), label=name) for name in lasting}
-    constraints = Constraints(homes=homes, experts=ExpertPolicy("on", ring))
+    constraints = Constraints(homes=homes, offload=ExpertPolicy("on", ring))
     plan = verified_plan(graph, ANY_TWO, constraints)
     check_plan(plan).raise_if_findings()
     assert all(o.is_taken for o in plan.placement.offloads)

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from ggsched.config import Settings
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.command import CopyRows
 from ggsched.sanitize import check_trace
 from ggsched.trace.recorder import Recorder
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload
 from ggsched_llm.session import Session, SessionOptions
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.schedule_policy import RandomPolicy
 from ggsched_testing.sim.config import SimConfig
 from ggsched_testing.sim.world import SimWorld

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from ggsched.errors import DeviceFault, UsageError
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import CopyRows, HostSync
 from ggsched.run.expert_binding import Decision
 from ggsched.scheduler import Scheduler
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.expert_graphs import (
     INPUT,
     chosen_rows,
@@ -52,7 +52,7 @@ class Used:
         self.values = expert_values(self.graph, seed)
         self.scheduler = Scheduler(devices, weights=self.values)
         homes = expert_homes(self.graph, here=1, there=0)
-        self.constraints = Constraints(homes, experts=policy)
+        self.constraints = Constraints(homes, offload=policy)
         self.rng = np.random.default_rng(seed)
         self.decided: list[dict[str, set[int]]] = []
 

@@ -7,9 +7,9 @@ from ggsched.backend.page_lock import PageLock, lock_pages, locks_pages
 from ggsched.config import Settings
 from ggsched.files.mapping import file_behind, map_file
 from ggsched.ir.builder import GraphBuilder
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.scheduler import Scheduler
+from ggsched_offload.offload import ExpertPolicy
 from tests.run.devices import TestDevice
 
 SIZE = 1 << 15
@@ -51,7 +51,7 @@ def prepared(gpu, tmp_path, when, *, checked=False):
     cpu = TestDevice("cpu:0", is_async=True, imports_host_memory=True, kind="cpu")
     graph = on_both()
     last = graph.nodes[-1].id
-    wanted = Constraints({"w": 1}, {last: 1}, experts=ExpertPolicy(when, 2))
+    wanted = Constraints({"w": 1}, {last: 1}, offload=ExpertPolicy(when, 2))
     settings = Settings(checked=checked)
     return Scheduler([gpu, cpu], weights={"w": mapped}, settings=settings), graph, wanted, mapped
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ggsched.backend.probe import probe
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.sanitize import check_plan
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import Link, guessed_rates
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.generators.expert_graphs import (
     INPUT,
     expert_graph,

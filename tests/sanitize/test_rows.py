@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from ggsched.backend.probe import probe
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Copy, CopyRows, HostSync, Launch
 from ggsched.plan.splits import Rows
 from ggsched.sanitize import check_plan
+from ggsched_offload.offload import ExpertPolicy
 from ggsched_testing.explore import PlanProgram
 from ggsched_testing.generators.expert_graphs import (
     INPUT,
@@ -28,7 +28,7 @@ TOPOLOGY = probe(SimWorld([SimConfig(), SimConfig(is_host=True, kind="cpu")]).op
 
 def planned(policy=None, graph=GRAPH, topology=TOPOLOGY):
     homes = expert_homes(graph, here=1, there=0)
-    constraints = Constraints(homes, experts=policy or ExpertPolicy("on"))
+    constraints = Constraints(homes, offload=policy or ExpertPolicy("on"))
     return verified_plan(graph, topology, constraints)
 
 

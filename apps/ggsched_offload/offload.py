@@ -17,15 +17,17 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from ggsched.errors import PlanError
+from ggsched.flags import HOMES, flag, read_size
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes.cost.work_size import expected_rows, node_cost
-from ggsched.passes.experts.find import DENSE, OffloadBlock, chosen_rows, find_blocks
-from ggsched.passes.experts.policy import ExpertPolicy
 from ggsched.plan.placement import OpOffload, Placement, PlacementChoice
 from ggsched.topology.cost import HOST, Link, MachineRates
 from ggsched.topology.model import Topology
 from ggsched.units import seconds_text
+from ggsched_offload.find import DENSE, OffloadBlock, chosen_rows, find_blocks
+from ggsched_offload.transfers import OffloadTransfers
 
 _NEARLY_ALL: Final = 0.75
 """From this share of rows on that are expected to be chosen, copying all of them is considered."""
@@ -36,28 +38,70 @@ _SHARE_OF_REST: Final = 0.5
 _NO_COPY: Final = Link(0.0, 1.0)
 
 
-def offload_experts(
-    graph: Graph,
-    topology: Topology,
-    placement: Placement,
-    policy: ExpertPolicy,
-    rates: MachineRates,
-) -> Placement:
-    """Return the placement with experts moved to where they are predicted to be faster.
+OffloadWhen = Literal["off", "auto", "on"]
 
-    All blocks that could move are noted in it, with the seconds of both.
+
+@dataclass(frozen=True, slots=True)
+class ExpertPolicy:
+    """Whether experts and layers are computed away from their weights, and with how much memory.
+
+    Attributes:
+        offload: ``off``: never. ``auto``: where that is predicted to be faster. ``on``: wherever
+            it is possible.
+        ring: Buffers on the computing device, each for the weights of one block.
+        cache_nbytes: Memory for rows that stay on the computing device between runs, shared
+            evenly by all blocks.
     """
-    if policy.offload == "off":
-        return placement
-    blocks = find_blocks(graph, topology, placement)
-    if not blocks:
-        return placement
-    cached = _cached_rows(graph, blocks, policy.cache_nbytes)
-    ends = frozenset(block.end - 1 for block in blocks)
-    rest = _rest(graph, topology, placement)
-    weigher = _Weigher(graph, topology, placement, policy, rates, _readers(graph), ends, rest)
-    offloads = [weigher.weigh(block, cached.get(block.there, 0)) for block in blocks]
-    return _moved(graph, placement, _in_slots(offloads, policy.ring))
+
+    offload: OffloadWhen = flag(
+        "off", "--op-offload", ("auto", "on", "off"),
+        "Compute layers and experts of the CPU on the accelerator, to which their weights are "
+        "copied, of experts those that the router chose: where that is predicted to be faster, "
+        "wherever it is possible, or never.",
+        param="op_offload", heading=HOMES, unset="auto",
+    )  # fmt: skip
+    ring: int = flag(
+        1, "--expert-staging-buffers", 1,
+        "Buffers on the accelerator, each for the weights of one block; from 2 on the weights of "
+        "whole blocks are copied while earlier ones compute, where that is faster.",
+        param="expert_staging_buffers", heading=HOMES, unset=2, old="--expert-ring",
+    )  # fmt: skip
+    cache_nbytes: int = flag(
+        0, "--expert-cache", read_size,
+        "Memory on the accelerator for experts that were chosen before, e.g. 512MiB. [default: 0]",
+        param="expert_cache", heading=HOMES, metavar="BYTES",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if self.ring < 1 or self.cache_nbytes < 0:
+            raise PlanError(
+                f"a ring of {self.ring} and a cache of {self.cache_nbytes} bytes",
+                where="experts",
+                why="a ring has at least one buffer, and a cache 0 bytes or more",
+            )
+
+    def place(
+        self, graph: Graph, topology: Topology, placement: Placement, rates: MachineRates
+    ) -> Placement:
+        """Return the placement with experts moved to where they are predicted to be faster.
+
+        All blocks that could move are noted in it, with the seconds of both.
+        """
+        blocks = find_blocks(graph, topology, placement) if self.offload != "off" else ()
+        if not blocks:
+            return placement
+        cached = _cached_rows(graph, blocks, self.cache_nbytes)
+        ends = frozenset(block.end - 1 for block in blocks)
+        rest = _rest(graph, topology, placement)
+        weigher = _Weigher(graph, topology, placement, self, rates, _readers(graph), ends, rest)
+        offloads = [weigher.weigh(block, cached.get(block.there, 0)) for block in blocks]
+        return _moved(graph, placement, _in_slots(offloads, self.ring))
+
+    def transfers(
+        self, graph: Graph, topology: Topology, placement: Placement
+    ) -> OffloadTransfers | None:
+        """Return what brings weights to what was moved; None where nothing was."""
+        return OffloadTransfers(graph, topology, placement) if placement.offloads else None
 
 
 def _rest(graph: Graph, topology: Topology, placement: Placement) -> list[int]:

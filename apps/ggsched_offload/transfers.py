@@ -6,11 +6,11 @@ are in host memory; whole weights as many such splits earlier as the placement s
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.experts.find import DENSE, chosen_rows
 from ggsched.passes.split import Lowering
 from ggsched.plan.placement import OpOffload, Placement
 from ggsched.plan.splits import Rows
 from ggsched.topology.model import Topology
+from ggsched_offload.find import DENSE, chosen_rows
 
 
 class OffloadTransfers:
