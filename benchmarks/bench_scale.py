@@ -21,12 +21,12 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.passes import Constraints, make_plan
 from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.bundle import Plan
 from ggsched.plan.parts import Part
 from ggsched.sanitize import check_plan
-from ggsched.sanitize.from_parts import check_parts
 from ggsched.topology.cost import Link, guessed_rates
+from ggsched_cluster.check_parts import check_parts
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_testing.generators.clusters import (
     Machines,
     one_machine,

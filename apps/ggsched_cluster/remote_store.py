@@ -10,7 +10,6 @@ from ggsched.interchange.dlpack_import import check_array
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
 from ggsched.ir.text import print_graph
-from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.bundle import Plan
 from ggsched.plan.codec import plan_to_json
 from ggsched.plan.memory import Arena
@@ -19,10 +18,11 @@ from ggsched.run.expert_ledger import ExpertLedger
 from ggsched.run.following import StateStreams
 from ggsched.run.protocols import Run
 from ggsched.run.store import Progress
-from ggsched.sanitize.from_parts import check_parts
 from ggsched.trace.recorder import Recorder
+from ggsched_cluster.check_parts import check_parts
 from ggsched_cluster.driver import Driver, Frames
 from ggsched_cluster.group import Group
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_cluster.messages import host_form
 from ggsched_cluster.recorded import Recorded, merged
 

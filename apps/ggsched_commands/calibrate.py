@@ -14,12 +14,12 @@ from rich.table import Table
 
 from ggsched.cli.console import messages, new_table, output, write_json
 from ggsched.cli.options import OwnOption, devices_option, json_option, option
-from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.units import rate_text, seconds_text
 from ggsched_calibrate.device_rates import NO_TIME
 from ggsched_calibrate.timing import NOT_TRUSTED
+from ggsched_commands.progress import loading
 
 _SHORTEST_S, _LONGEST_S = 0.1, 600
 _ENVIRONMENT = 3

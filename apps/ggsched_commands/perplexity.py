@@ -14,13 +14,13 @@ from ggsched.cli.options import (
     settings_options,
     whole_numbers,
 )
-from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.files.reading import read_prose
 from ggsched.printable import results, write_out
 from ggsched_commands.help_groups import GroupedCommand
 from ggsched_commands.model_options import memory_check_option, model_options, open_session
+from ggsched_commands.progress import loading
 
 
 @click.command(cls=GroupedCommand)

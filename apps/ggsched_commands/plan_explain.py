@@ -45,8 +45,8 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
     Raises:
         UsageError: there is none of that name.
     """
-    from ggsched.passes.explain import explain_home, explain_node, find_subject
-    from ggsched.plan.tensor_locations import places_of
+    from ggsched_commands.explain import explain_home, explain_node, find_subject
+    from ggsched_commands.tensor_locations import places_of
 
     wanted, scheduler = session.constraints, session.scheduler
     planned = scheduler.planned(session.graph(n_tokens, n_past, 1), wanted)

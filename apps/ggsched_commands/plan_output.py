@@ -54,7 +54,7 @@ def write_dot(plan: "Plan", path: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    from ggsched.interchange.dot import plan_to_dot
+    from ggsched_commands.dot import plan_to_dot
 
     with output_file(path, "the picture") as file:
         file.write(plan_to_dot(plan).encode())
@@ -68,7 +68,7 @@ def write_plan_page(session: "Session", n_tokens: int, n_past: int, path: str) -
     """
     from ggsched.report.html import write_page
     from ggsched.report.predicted_timeline import described
-    from ggsched.trace.expected import expected_timeline
+    from ggsched_commands.expected_trace import expected_timeline
 
     check_writable(path, "the page")
     graph = session.graph(n_tokens, n_past, 1)

@@ -26,7 +26,6 @@ from ggsched.cli.options import (
     with_options,
 )
 from ggsched.cli.output_files import check_writable, output_file
-from ggsched.cli.progress import loading
 from ggsched.config import Settings
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.files.reading import read_prose
@@ -35,6 +34,7 @@ from ggsched_commands.help_groups import GroupedCommand
 from ggsched_commands.model_file import EXAMPLE, is_bundled
 from ggsched_commands.model_options import memory_check_option, model_options, open_session
 from ggsched_commands.onnx_options import is_given, onnx_options
+from ggsched_commands.progress import loading
 from ggsched_commands.run_stats import measured_lines, pipeline_line, session_stats, stats_line
 from ggsched_commands.trace_file import Wanted, account_json, is_perfetto, recording, trace_options
 from ggsched_llm.default_devices import GENERATED

@@ -10,7 +10,7 @@ import click
 
 from ggsched.cli.console import messages
 from ggsched.cli.options import at_least, option, with_options
-from ggsched.cli.progress import loading
+from ggsched_commands.progress import loading
 from ggsched_testing.spread import Spread
 
 F = TypeVar("F", bound=Callable[..., Any])

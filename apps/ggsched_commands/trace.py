@@ -54,9 +54,9 @@ def trace(
     from ggsched.sanitize.references import require_known
     from ggsched.trace.advice import advise
     from ggsched.trace.export import read_trace, write_bytes
-    from ggsched.trace.perfetto import trace_to_perfetto
     from ggsched.trace.times import timeline_of
     from ggsched.trace.utilization import account
+    from ggsched_commands.perfetto import trace_to_perfetto
 
     check_writable(html, "the page")
     check_writable(perfetto, "the trace")

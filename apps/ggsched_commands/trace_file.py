@@ -89,7 +89,7 @@ def recording(wanted: Wanted, name: str) -> Iterator["Recorder | None"]:
 
 def _write(recorder: "Recorder", wanted: Wanted, name: str) -> None:
     from ggsched.trace.export import write_bytes, write_trace
-    from ggsched.trace.perfetto import trace_to_perfetto
+    from ggsched_commands.perfetto import trace_to_perfetto
 
     if recorder.elsewhere is not None:
         _write_elsewhere(recorder, recorder.elsewhere(), wanted)
@@ -126,8 +126,8 @@ def _write_elsewhere(recorder: "Recorder", found: "Recorded", wanted: Wanted) ->
     from ggsched.report.html import write_page
     from ggsched.report.text import account_text
     from ggsched.trace.export import write_bytes
-    from ggsched.trace.perfetto import timeline_to_perfetto
     from ggsched.trace.utilization import account
+    from ggsched_commands.perfetto import timeline_to_perfetto
 
     if wanted.trace is not None:
         write_bytes(wanted.trace, timeline_to_perfetto(found.timeline))

@@ -10,12 +10,12 @@ from typing import Final
 
 from ggsched.errors import ModelError
 from ggsched.files.reading import read_json
-from ggsched.interchange.safetensors import SafetensorsFile, open_safetensors
 from ggsched_llm import hf_hybrid
 from ggsched_llm.gguf_file import GgufFile, GgufTensor
 from ggsched_llm.gguf_header import quoted
 from ggsched_llm.hf_config import HfConfig
 from ggsched_llm.hf_tokenizer import tokenizer_keys
+from ggsched_llm.safetensors_file import SafetensorsFile, open_safetensors
 from ggsched_llm.weights import with_arrays
 
 CONFIG: Final = "config.json"

@@ -25,8 +25,8 @@ from ggsched.report.predicted_timeline import described
 from ggsched.sanitize import check_plan
 from ggsched.topology.codec import topology_from_text
 from ggsched.topology.cost import guessed_rates
-from ggsched.trace.expected import expected_timeline
 from ggsched.units import nbytes_text, seconds_text
+from ggsched_commands.expected_trace import expected_timeline
 from ggsched_testing.plan_mutants import drop_waits
 from ggsched_testing.sim import SimConfig, SimWorld
 

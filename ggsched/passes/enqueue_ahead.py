@@ -15,7 +15,7 @@ A command ``c`` may go before the wait for an event ``e`` if
 * ``c`` does not write the bytes that are to be sent.
 
 Messages keep their order, and none waits for a message that it did not wait for: the wait is moved
-behind commands only that the host enqueues without waiting. ``ggsched.sanitize.from_parts`` looks
+behind commands only that the host enqueues without waiting. ``ggsched_cluster.check_parts`` looks
 at the result with code of its own.
 """
 

@@ -1,6 +1,6 @@
 """The file forms of a trace: JSON lines, or one object that Perfetto reads as well.
 
-Lines are a header and then one record on each; for the other form see ``ggsched.trace.perfetto``.
+Lines are a header and then one record on each; ``ggsched_commands.perfetto`` makes the other form.
 The encoding is deterministic. ``docs/reference/trace-format.md`` documents both.
 """
 

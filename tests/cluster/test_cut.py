@@ -13,7 +13,6 @@ from ggsched.backend.probe import probe
 from ggsched.errors import PlanError, UsageError
 from ggsched.ir.join import join_graphs
 from ggsched.passes import make_plan
-from ggsched.passes.machines import cut_by_machine
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.place import Constraints
 from ggsched.plan.command import Download, HostSync, Launch, Upload
@@ -22,8 +21,9 @@ from ggsched.run.capture_plan import plan_capture
 from ggsched.run.executor import Executor
 from ggsched.run.resources import Resources
 from ggsched.run.store import TensorStore
-from ggsched.sanitize.from_parts import check_parts
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_cluster.check_parts import check_parts
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_cpu import open_backend
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device

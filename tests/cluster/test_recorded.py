@@ -14,12 +14,12 @@ from ggsched.config import Settings
 from ggsched.plan.parts import Send
 from ggsched.report.html import page
 from ggsched.run.release import close_all
-from ggsched.trace.perfetto import timeline_to_perfetto
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.utilization import account
 from ggsched_cluster.pings import ClockOffset
 from ggsched_cluster.recorded import merged
 from ggsched_cluster.remote_devices import open_group
+from ggsched_commands.perfetto import timeline_to_perfetto
 from tests.cluster.test_sessions import homes, model
 from tests.cluster.workers import Members
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.cli.main import main
-from ggsched.interchange.dot import graph_to_dot, plan_to_dot, splits_to_dot
 from ggsched.interchange.plan_graph import plan_to_networkx, splits_to_networkx
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.options import PlanOptions, StreamPolicy
 from ggsched.plan.command import Barrier, HostSync, Record, Wait
+from ggsched_commands.dot import graph_to_dot, plan_to_dot, splits_to_dot
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.interchange.dot_reader import read

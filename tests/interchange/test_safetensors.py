@@ -14,10 +14,10 @@ from safetensors.numpy import save, save_file
 
 from ggsched.errors import ModelError, UsageError
 from ggsched.files.mapping import file_behind
-from ggsched.interchange.safetensors import open_safetensors
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F32
 from ggsched.scheduler import Scheduler
+from ggsched_llm.safetensors_file import open_safetensors
 
 TENSORS = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -21,10 +21,10 @@ from ggsched.run.runtime import open_devices
 from ggsched.sanitize import check_plan, check_trace
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import guessed_rates
-from ggsched.trace.expected import expected_timeline
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.schema import Expected
 from ggsched.trace.unroll import unroll
+from ggsched_commands.expected_trace import expected_timeline
 from ggsched_testing.explore import PlanProgram, explore
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.support.verified_plans import verified_plan

@@ -11,13 +11,13 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.tensor import Role
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.explain import explain_home, explain_node, find_subject
 from ggsched.passes.order.liveness import liveness
 from ggsched.passes.place import Constraints
 from ggsched.plan.stats import plan_stats
-from ggsched.plan.tensor_locations import places_of
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
+from ggsched_commands.explain import explain_home, explain_node, find_subject
+from ggsched_commands.tensor_locations import places_of
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import ALL_OPS, constraints, topologies
 from ggsched_testing.plan_builder import fake_device

@@ -13,7 +13,6 @@ from ggsched.ids import show
 from ggsched.ir.builder import GraphBuilder
 from ggsched.passes import make_plan
 from ggsched.passes.cost.predict import predict_step
-from ggsched.passes.explain import explain_home, explain_node
 from ggsched.passes.place import Constraints
 from ggsched.passes.placement.cost import CostBased
 from ggsched.passes.placement.ggml import GgmlRules, place
@@ -24,6 +23,7 @@ from ggsched.plan.text import plan_text
 from ggsched.sanitize import check_plan
 from ggsched.topology.caps import op_key
 from ggsched.topology.cost import Link, MachineRates, Rates, guessed_rates
+from ggsched_commands.explain import explain_home, explain_node
 from ggsched_testing.generators.strategies import graphs, seeds
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import device, machine, pinned

@@ -6,11 +6,11 @@ from functools import cache
 import pytest
 
 from ggsched.passes import make_plan
-from ggsched.passes.machines import cut_by_machine
 from ggsched.passes.pipeline import make_schedule
 from ggsched.plan.parts import Send
 from ggsched.sanitize import check_plan
-from ggsched.sanitize.from_parts import check_parts
+from ggsched_cluster.check_parts import check_parts
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_testing.generators.clusters import one_machine, several_machines, staged_model
 
 GROUP = 2

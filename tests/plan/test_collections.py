@@ -9,12 +9,12 @@ import pytest
 from ggsched.ir import GraphBuilder
 from ggsched.ir.text import parse_graph, print_graph
 from ggsched.passes import Constraints, make_plan
-from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.codec import plan_from_json, plan_to_json
 from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
-from ggsched.sanitize.from_parts import check_parts
 from ggsched.topology import Topology
+from ggsched_cluster.check_parts import check_parts
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 

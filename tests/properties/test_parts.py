@@ -5,11 +5,11 @@ import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.command import HostSync
 from ggsched.plan.parts import Part, Receive, Send
 from ggsched.plan.text import plan_text
-from ggsched.sanitize.from_parts import check_parts
+from ggsched_cluster.check_parts import check_parts
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.cluster.machines import apart

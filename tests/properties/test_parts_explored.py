@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ggsched.passes import make_plan
-from ggsched.passes.machines import cut_by_machine
-from ggsched.sanitize.from_parts import check_parts
+from ggsched_cluster.check_parts import check_parts
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_testing.explore import PartsProgram, explore, replay
 from ggsched_testing.generators.strategies import graphs, values_for
 from ggsched_testing.generators.topologies import constraints, topologies

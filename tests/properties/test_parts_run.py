@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ggsched.passes.machines import cut_by_machine
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_cpu import open_backend
 from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
 from ggsched_testing.generators.topologies import constraints, topologies

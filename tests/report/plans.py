@@ -12,9 +12,9 @@ from ggsched.report.predicted_timeline import described
 from ggsched.scheduler import Scheduler
 from ggsched.topology.cost import guessed_rates
 from ggsched.topology.model import CopyPath, Topology
-from ggsched.trace.expected import expected_timeline
 from ggsched.trace.recorder import Recorder
 from ggsched.trace.timeline import TimedRun
+from ggsched_commands.expected_trace import expected_timeline
 from ggsched_testing.plan_builder import fake_device
 from ggsched_testing.sim import SIM_OPS, Costs, SimConfig, SimWorld
 from tests.trace.timelines import launch, timeline

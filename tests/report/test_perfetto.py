@@ -3,8 +3,8 @@
 import pytest
 
 from ggsched.ids import show
-from ggsched.trace.perfetto import trace_to_perfetto
 from ggsched.trace.times import timeline_of
+from ggsched_commands.perfetto import trace_to_perfetto
 from tests.report.engine import loaded
 from tests.trace.test_times import RUNS, traced_run, two_sim
 

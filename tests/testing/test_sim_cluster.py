@@ -8,9 +8,9 @@ import pytest
 from ggsched.errors import DeviceFault
 from ggsched.ir.tensor import Role
 from ggsched.passes import make_plan
-from ggsched.passes.machines import cut_by_machine
 from ggsched.plan.parts import Send
 from ggsched.topology.cost import Link
+from ggsched_cluster.machines import cut_by_machine
 from ggsched_testing.generators.clusters import one_machine, several_machines, staged_model
 from ggsched_testing.oracle.interpreter import run_oracle
 from ggsched_testing.sim.cluster import ClusterFaults, SimCluster

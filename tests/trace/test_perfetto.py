@@ -11,9 +11,9 @@ from ggsched.sanitize import check_trace
 from ggsched.trace.arrows import arrows
 from ggsched.trace.export import is_trace, read_trace, trace_to_lines
 from ggsched.trace.live import blocks, live_bytes, value_labels
-from ggsched.trace.perfetto import timeline_events, trace_to_perfetto
 from ggsched.trace.rows import rows
 from ggsched.trace.times import timeline_of
+from ggsched_commands.perfetto import timeline_events, trace_to_perfetto
 from tests.trace.test_times import MACHINES, RUNS, traced_run
 from tests.trace.timelines import copy, launch, timeline
 

@@ -15,7 +15,7 @@ has host memory of its own:
 * All messages stand in one order, that of the plan, in all parts; sending does not wait. So nobody
   waits in a circle.
 
-``ggsched.sanitize.from_parts`` checks the result with code of its own.
+``ggsched_cluster.check_parts`` checks the result with code of its own.
 """
 
 from collections.abc import Iterator, Sequence
