@@ -15,7 +15,7 @@ covers can be left out.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ggsched_race.recording import Bytes
@@ -33,17 +33,19 @@ class Block:
         stream: The actor that it was allocated for; None where that was not seen.
         pool: What it was allocated from: blocks of different pools never meet.
         site: Where it was allocated.
-        memory: Number in the trace.
+        memory: Number in the trace; below zero until it is touched.
+        whole: All of it, as bytes of the trace.
         recorded: Streams of which the allocator was told.
         shadows: The shadow for each other stream that has used it.
         serial: Counts allocations and frees: that of its allocation, then that of its free.
         is_fresh: Whether nobody has touched it.
+        is_candidate: Whether it is freed, and a block elsewhere may be cut from it.
         parts: Of a freed block, the number of parts that have not been given out again.
     """
 
     __slots__ = (
-        "address", "is_fresh", "memory", "nbytes", "parts", "pool", "recorded", "serial", "shadows",
-        "site", "stream", "uses",
+        "address", "is_candidate", "is_fresh", "memory", "nbytes", "parts", "pool", "recorded",
+        "serial", "shadows", "site", "stream", "uses", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -51,11 +53,11 @@ class Block:
     ) -> None:
         self.address, self.nbytes, self.stream, self.pool = address, 0, stream, pool
         self.site, self.serial = site, serial
-        self.memory = -1
+        self.memory, self.whole = -1, (-1, 0, 0)
         self.recorded: set[int] = set()
         self.uses: set[int] = set()
         self.shadows: dict[int, int] = {}
-        self.is_fresh, self.parts = True, 0
+        self.is_fresh, self.is_candidate, self.parts = True, False, 0
 
     @property
     def pool_key(self) -> tuple[object, ...]:
@@ -90,11 +92,17 @@ class Blocks:
     def __init__(self, add_memory: Callable[[Block, Any, bool], int]) -> None:
         self._add_memory = add_memory
         self._live: dict[int, Block] = {}
+        self._used: dict[int, dict[int, Block]] = {}
         self._freed_parts: list[_FreedPart] = []
-        self._candidates: list[Block] = []  # freed; a block elsewhere may be cut from them
+        self._candidates: dict[object, list[Block]] = {}  # by pool
         self._serial = 0
         self._gone: list[Block] = []
         self.are_shared = False
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether there are memories that no later access meets."""
+        return bool(self._gone)
 
     def gone(self) -> list[int]:
         """Return memories that no later access meets, each once; after the work that took them."""
@@ -102,7 +110,7 @@ class Blocks:
         return [m for b in found for m in (b.memory, *b.shadows.values()) if m >= 0]
 
     def _note_gone(self, block: Block) -> None:
-        if not block.parts and block not in self._candidates:
+        if not block.parts and not block.is_candidate:
             self._gone.append(block)
 
     def allocated(
@@ -110,8 +118,15 @@ class Blocks:
     ) -> Block:
         """Note that an address was given out; its length is known at the first access."""
         self._serial += 1
+        old = self._live.get(address)
+        if old is not None:
+            self._not_used(old)
         block = self._live[address] = Block(address, stream, pool, site, self._serial)
         return block
+
+    def _not_used(self, block: Block) -> None:
+        if block.stream in block.uses and block.stream is not None:
+            del self._used[block.stream][block.address]
 
     def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
         """Return the block that memory is, or is a part of; one that was not seen is new."""
@@ -122,9 +137,15 @@ class Blocks:
             block = self.allocated(address, None)
         if address + nbytes > block.address + block.nbytes:
             block.nbytes = nbytes
+            block.whole = (block.memory, 0, nbytes)
         if block.memory < 0:
             block.memory = self._add_memory(block, tensor, False)
+            block.whole = (block.memory, 0, block.nbytes)
         return block
+
+    def used_by(self, stream: int) -> Mapping[int, Block]:
+        """Return by address the blocks of a stream that it has used: another use changes none."""
+        return self._used.get(stream, {})
 
     def _around(self, address: int, nbytes: int) -> Block | None:
         """Return the block that another library has handed over a part of."""
@@ -138,18 +159,25 @@ class Blocks:
         if block is None or block.memory < 0:
             return None
         if block.uses:
+            self._not_used(block)
             self._serial += 1
             block.serial = self._serial
             part = _FreedPart(address, address + block.nbytes, self._serial, block)
             insort(self._freed_parts, part)
             block.parts = 1
             if block.hazards() and block.stream is not None:
-                dropped = self._candidates[:-_MAX_CANDIDATES]
-                self._candidates = [*self._candidates[-_MAX_CANDIDATES:], block]
-                for old in dropped:
-                    self._note_gone(old)
+                block.is_candidate = True
+                candidates = self._candidates.setdefault(block.pool_key, [])
+                candidates.append(block)
+                if len(candidates) > _MAX_CANDIDATES:
+                    self._note_gone(self._dropped(candidates[0]))
         else:
             self._gone.append(block)
+        return block
+
+    def _dropped(self, block: Block) -> Block:
+        self._candidates[block.pool_key].remove(block)
+        block.is_candidate = False
         return block
 
     def touch(
@@ -159,9 +187,14 @@ class Blocks:
 
         What it takes is not empty for the first access only.
         """
-        takes = list(self._taken(block, stream)) if block.is_fresh else []
-        block.is_fresh = False
+        takes: list[Bytes] = []
+        if block.is_fresh:
+            block.is_fresh = False
+            if self._freed_parts or self._candidates:
+                takes = list(self._taken(block, stream))
         block.uses.add(stream)
+        if stream == block.stream:
+            self._used.setdefault(stream, {})[block.address] = block
         if block.stream is None or stream == block.stream:
             return None, takes
         if stream not in block.shadows:
@@ -177,16 +210,19 @@ class Blocks:
         while k < len(self._freed_parts) and self._freed_parts[k].start < end:
             part = self._freed_parts.pop(k)
             old = part.block
-            parts = [(part.start, min(part.end, start)), (max(part.start, end), part.end)]
-            kept = [part._replace(start=a, end=b) for a, b in parts if a < b]
-            self._freed_parts[k:k] = kept
-            k += len(kept)
-            old.parts += len(kept) - 1
+            if part.start < start or part.end > end:
+                parts = [(part.start, min(part.end, start)), (max(part.start, end), part.end)]
+                kept = [part._replace(start=a, end=b) for a, b in parts if a < b]
+                self._freed_parts[k:k] = kept
+                k += len(kept)
+                old.parts += len(kept)
+            old.parts -= 1
             same.add(old)
             first = max(part.start, start) - old.address
             last = min(part.end, end) - old.address
             yield from ((m, first, last) for m in self._conflicts(old, stream))
-        yield from self._possibly_taken(block, same)
+        if self._candidates:
+            yield from self._possibly_taken(block, same)
         for old in same:
             self._note_gone(old)
 
@@ -198,12 +234,12 @@ class Blocks:
 
     def _possibly_taken(self, block: Block, same: set[Block]) -> Iterator[Bytes]:
         """Yield bytes of blocks elsewhere that the allocator could have given."""
-        for old in list(self._candidates):
-            fits = block.nbytes <= old.nbytes and block.pool_key == old.pool_key
-            if old in same:
-                self._candidates.remove(old)
-            elif fits and old.serial < block.serial:
-                self._candidates.remove(old)
+        for old in same:
+            if old.is_candidate:
+                self._dropped(old)
+        for old in list(self._candidates.get(block.pool_key, ())):
+            if block.nbytes <= old.nbytes and old.serial < block.serial:
+                self._dropped(old)
                 yield from ((shadow, 0, block.nbytes) for shadow in old.hazards())
                 self._note_gone(old)
 

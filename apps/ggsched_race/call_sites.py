@@ -71,18 +71,21 @@ class CallSites:
         while first is not None and first.f_code.co_filename.startswith(_OWN):
             first = first.f_back
         frame = first
-        key: list[int] = []
-        while frame is not None and len(key) < _DEPTH:
-            key += (id(frame.f_code), frame.f_lasti)  # the hash of code takes long
+        calls: list[int] = []
+        add = calls.append
+        while frame is not None:
+            add(id(frame.f_code))  # the hash of code takes long
+            add(frame.f_lasti)
             frame = frame.f_back
-        if not key and self.outside is not None:
+        if not calls and self.outside is not None:
             return self.outside
-        known = self._numbers.get(tuple(key))
+        key = tuple(calls[:_DEPTH])
+        known = self._numbers.get(key)
         if known is None:
-            calls = list(_calls(first, len(key) // 2))
-            self._codes += (code for code, _ in calls)
-            stack, new = _stack(calls), len(self._stacks)
-            known = self._numbers[tuple(key)] = self._stacks.setdefault(stack, new)
+            found = list(_calls(first, len(key) // 2))
+            self._codes += (code for code, _ in found)
+            stack, new = _stack(found), len(self._stacks)
+            known = self._numbers[key] = self._stacks.setdefault(stack, new)
             if known == new:
                 self._added(known, *stack)
         return known

@@ -42,21 +42,29 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
+        self._begins: dict[int, int] = {}
         self._sources: list[_Source] = []
 
     def add(self, start: int, nbytes: int, memory: int) -> None:
         """Follow memory from now on."""
         insort(self._ranges, _Range(start, start + nbytes, memory))
+        self._begins[memory] = start
 
     def remove(self, memory: int) -> None:
         """Stop following memory that ends."""
         self._ranges = [r for r in self._ranges if r.memory != memory]
+        self._begins.pop(memory, None)
         self._sources = [s for s in self._sources if s.memory != memory]
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is followed."""
         return not self._ranges
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether queued copies read anything of which the content is compared."""
+        return bool(self._sources)
 
     def find(self, address: int) -> tuple[int, int] | None:
         """Return the memory at an address, and where in it that is; None if it is not followed."""
@@ -74,9 +82,8 @@ class HostMemory:
 
     def queued(self, reads: Iterable[Bytes], stream: int) -> None:
         """Note what a copy that is queued on a stream will read."""
-        begins = {r.memory: r.start for r in self._ranges}
         for memory, start, end in reads:
-            address, nbytes = begins[memory] + start, end - start
+            address, nbytes = self._begins[memory] + start, end - start
             kept = [s for s in self._sources if (s.address, s.nbytes) != (address, nbytes)]
             while kept and sum(s.nbytes for s in kept) + nbytes > MAX_CHECKED_NBYTES:
                 kept.pop(0)
@@ -86,24 +93,28 @@ class HostMemory:
 
     def written(self, writes: Iterable[Bytes]) -> None:
         """Note a write that is recorded: checksums of what it changes mean nothing any more."""
-        begins = {r.memory: r.start for r in self._ranges}
         for memory, start, end in writes:
-            if memory not in begins:
+            if memory not in self._begins:
                 continue
-            first, last = begins[memory] + start, begins[memory] + end
+            first, last = self._begins[memory] + start, self._begins[memory] + end
             self._sources = [
                 s for s in self._sources if s.address >= last or first >= s.address + s.nbytes
             ]
 
-    def changed(self) -> list[Bytes]:
-        """Return sources whose content has changed since they were looked at."""
-        begins = {r.memory: r.start for r in self._ranges}
+    def changed(self, memories: Collection[int] | None = None) -> list[Bytes]:
+        """Return sources whose content has changed since they were looked at.
+
+        Args:
+            memories: Those to look at; all if not given.
+        """
         found = []
         for k, s in enumerate(self._sources):
+            if memories is not None and s.memory not in memories:
+                continue
             checksum = _checksum(s.address, s.nbytes)
             if checksum != s.checksum:
                 self._sources[k] = s._replace(checksum=checksum)
-                start = s.address - begins[s.memory]
+                start = s.address - self._begins[s.memory]
                 found.append((s.memory, start, start + s.nbytes))
         return found
 

@@ -1,7 +1,7 @@
 """What an op of PyTorch's dispatcher touches, by its schema and its name."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
@@ -11,8 +11,9 @@ import torch
 from ggsched_race.byte_runs import MAX_RUNS, Runs, chosen_runs, indexed_starts
 
 Kind = Literal[
-    "none", "plain", "copy", "to_copy", "record_stream", "collective", "copied_collective"
+    "none", "view", "plain", "copy", "to_copy", "record_stream", "collective", "copied_collective"
 ]
+"""``view`` allocates nothing either."""
 
 _UNTOUCHED: Final = frozenset(
     {
@@ -137,23 +138,38 @@ class Op(NamedTuple):
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
         """Return (position, tensor, whether it is written) of all tensors."""
-        found = []
-        named = [(self.names.index(n), v) for n, v in kwargs.items() if n in self.names]
-        for i, value in (*enumerate(args), *named):
+        found, i = [], 0
+        for value in args:
             if isinstance(value, torch.Tensor):
                 found.append((i, value, self.writes[i]))
-            elif isinstance(value, list | tuple):
+            elif isinstance(value, (list, tuple)):
+                is_written = self.writes[i]
+                for item in value:
+                    if isinstance(item, torch.Tensor):
+                        found.append((i, item, is_written))
+                    elif item is not None:
+                        found += [(i, t, is_written) for t in tensors_in(item)]
+            i += 1  # noqa: SIM113  # at every op
+        for name, value in kwargs.items():
+            if isinstance(value, (torch.Tensor, list, tuple)) and name in self.names:
+                i = self.names.index(name)
                 found += [(i, t, self.writes[i]) for t in tensors_in(value)]
         return found
 
 
-def tensors_in(value: Any) -> Iterator[Any]:
-    """Yield the tensors of an argument or a result, also of lists."""
+def tensors_in(value: Any) -> Sequence[Any]:
+    """Return the tensors of an argument or a result, also of lists."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        return ()
+    found: list[Any] = []
+    for item in value:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            found += tensors_in(item)
+    return found
 
 
 @cache
@@ -164,15 +180,17 @@ def op_of(func: Any) -> Op:
     aliases = [r.alias_info for r in schema.returns if r.alias_info is not None]
     is_view = bool(aliases) and not any(a.is_write for a in aliases) and not schema.is_mutable
     kind: Kind = "plain"
-    if is_view or name in _UNTOUCHED or torch.Tag.inplace_view in func.tags:
+    if name in _UNTOUCHED or torch.Tag.inplace_view in func.tags:
         kind = "none"
+    elif is_view:
+        kind = "view"
     elif name in ("copy_", "_foreach_copy_"):
         kind = "copy"
     elif name in ("_to_copy", "record_stream"):
         kind = "to_copy" if name == "_to_copy" else "record_stream"
-    if schema.name.startswith("c10d::") and kind != "none":
+    if schema.name.startswith("c10d::") and kind not in ("none", "view"):
         return _collective(label, name, tuple(a.name for a in schema.arguments))
-    if schema.name.startswith("_c10d_functional::") and kind != "none":
+    if schema.name.startswith("_c10d_functional::") and kind not in ("none", "view"):
         kind = "copied_collective" if name in _COPIED else "collective"
     flags = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
     is_out = any(a.is_out for a in schema.arguments)

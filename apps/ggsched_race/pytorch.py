@@ -9,9 +9,10 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, Final, Protocol, Self
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -128,30 +129,35 @@ class Recorder:
 
     def op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op and record it."""
-        if not self.is_enabled or self._local.is_reading:
-            return self.platform.run(func, args, kwargs)
-        op, local = op_of(func), self._local
+        op, local, run = op_of(func), self._local, self.platform.run
+        if op.kind == "view" or local.is_reading or not self.is_enabled:
+            return run(func, args, kwargs)
         self.platform.before_op()
-        outer, local.site = self._begin_deferring(), -1
+        outer, local.site = None if local.deferred is not None else self._begin_deferring(), -1
         try:
             local.is_in_op = True
             try:
-                result = self.platform.run(func, args, kwargs)
+                result = run(func, args, kwargs)
             finally:
                 local.is_in_op = False
             try:
-                if kwargs.get("pin_memory") or op.label == "aten._pin_memory":
+                if op.label == "aten._pin_memory" or kwargs.get("pin_memory"):
                     self._pinned[result.untyped_storage().data_ptr()] = self._site()
                 if op.kind != "none":
                     with self.recording.lock:
-                        self.take_back()
-                        self._record(op, args, kwargs, result)
+                        if self._freed or self._unfollowed or self._blocks.has_gone:
+                            self.take_back()
+                        if op.kind == "plain":
+                            self._plain(op, args, kwargs, result)
+                        else:
+                            self._record(op, args, kwargs, result)
             except Exception as error:  # the program goes on, whatever its tensors are
                 self.recording.notice(f"{op.label} is not recorded: {first_line(error)}")
             return result
         finally:
             local.site = None
-            self._end_deferring(outer)
+            if outer is not None:
+                self._end_deferring(outer)
 
     def _site(self) -> int:
         """Return the number of the calling stack; within an op it is found once."""
@@ -234,10 +240,8 @@ class Recorder:
                 self._copy(op, dst, src, at)
         elif op.kind == "to_copy":
             self._copy(op, result, args[0], at)
-        elif op.kind in ("collective", "copied_collective"):
-            self._collective(op, args, kwargs, result)
         else:
-            self._plain(op, args, kwargs, result)
+            self._collective(op, args, kwargs, result)
 
     def _collective(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Record a collective: on the stream that the library lets wait inside, if it does."""
@@ -258,7 +262,7 @@ class Recorder:
         elif actor is not None:
             work = _Work(self, actor, self.recording.sites.here())
             for tensor in tensors_in(result):
-                work.touch(tensor, is_read=True, is_written=True)
+                work.touch(tensor, None, True, True)
             work.emit(op.label)
 
     def _plain(
@@ -274,24 +278,34 @@ class Recorder:
         Args:
             stream: Where it runs, if not on the calling thread's stream.
         """
-        found = op.arguments(args, kwargs)
-        inputs = {id(t) for _, t, _ in found}
-        outputs = [t for t in tensors_in(result) if id(t) not in inputs]
-        if not found and not outputs:
-            return
-        tensors = [t for _, t, _ in found] + outputs
-        device = next((d for t in tensors if (d := self.platform.device_of(t)) is not None), None)
+        found, outputs = op.arguments(args, kwargs), tensors_in(result)
+        if found and outputs:
+            inputs = {id(t) for _, t, _ in found}
+            outputs = [t for t in outputs if id(t) not in inputs]
+        device, device_of = None, self.platform.device_of
+        for tensor in chain((t for _, t, _ in found), outputs):
+            device = device_of(tensor)
+            if device is not None:
+                break
         if device is None and self.host.is_empty:
             return
         actor = HOST if device is None else self.stream(device) if stream is None else stream
-        chosen, chooser = self._chosen(op, args, actor)
-        at = self._site()
-        work = _Work(self, actor, at, reads_host=not op.label.startswith("aten."))
+        chosen, chooser = self._chosen(op, args, actor) if op.chosen is not None else (None, None)
+        work = _Work(self, actor, self._site(), reads_host=not op.label.startswith("aten."))
+        blocks = self._blocks.used_by(actor)
         for i, tensor, is_written in found:
             runs = chosen if op.chosen is not None and i == op.chosen.table else None
             is_read = not is_written or not op.overwrites
-            work.touch(tensor, runs, is_read=is_read, is_written=is_written)
-        touched = {m for m, _, _ in (*work.reads, *work.writes)} if outputs else None
+            block = None if runs else blocks.get(tensor.data_ptr())
+            # Mostly it is all of a block that its stream has used; nothing else is to be noted.
+            if block is None or block.nbytes != tensor.nbytes or not tensor.is_contiguous():
+                work.touch(tensor, runs, is_read, is_written)
+                continue
+            if is_written:
+                work.writes.append(block.whole)
+            if is_read:
+                work.reads.append(block.whole)
+        touched = {m for m, _, _ in chain(work.reads, work.writes)} if outputs else None
         for tensor in outputs:
             work.write(tensor, touched)
         work.emit(op.label, is_partial=chosen is not None and not chosen.is_exact, chooser=chooser)
@@ -321,7 +335,7 @@ class Recorder:
         if host is not dst or is_direct:
             work.write(dst)
         if host is src and is_direct:
-            self._notice_changes(at)
+            self._notice_changes(at, {m for m, _, _ in work.reads})  # order of others is open
             if not self.recording.is_capturing(actor):
                 self.host.queued(work.reads, actor)
         work.emit(op.label, is_copy=True)
@@ -353,7 +367,7 @@ class Recorder:
 
     def bytes_of(
         self, tensor: Any, actor: int, runs: Runs | None = None
-    ) -> tuple[list[Bytes], list[Bytes]]:
+    ) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
         """Return the bytes of a tensor in memory that is followed, and freed bytes that it takes.
 
         Uses of other streams than the allocating one are bytes of the shadow as well.
@@ -366,17 +380,17 @@ class Recorder:
                 block, actor, tensor, [(a + start, b + start) for a, b in tensor.runs.runs]
             )
         if self.platform.device_of(tensor) is None:
-            return self._host_bytes(tensor, runs), []
+            return self._host_bytes(tensor, runs), ()
         storage = tensor.untyped_storage()
         nbytes, address = storage.nbytes(), self.platform.address(storage)
         if runs is None and tensor.nbytes == nbytes and tensor.is_contiguous():
             if not nbytes:
-                return [], []
-            block = self._blocks.at(address, nbytes, tensor)  # all of it, as tensors mostly are
+                return (), ()
+            block = self._blocks.at(address, nbytes, tensor)
             if address == block.address and nbytes == block.nbytes:
-                return self._spans(block, actor, tensor, [(0, nbytes)])
+                return self._spans(block, actor, tensor, ((0, nbytes),))
         elif not tensor.numel():
-            return [], []
+            return (), ()
         block = self._blocks.at(address, nbytes, tensor)
         strides, offset = tensor.stride(), tensor.storage_offset()
         spans = (runs or _runs(tensor.shape, strides, offset, tensor.element_size())).runs
@@ -387,9 +401,9 @@ class Recorder:
             self._views.append((block.memory, _text(tensor), strides, offset))
         return self._spans(block, actor, tensor, spans)
 
-    def _host_bytes(self, tensor: Any, runs: Runs | None) -> list[Bytes]:
+    def _host_bytes(self, tensor: Any, runs: Runs | None) -> Sequence[Bytes]:
         if self.host.is_empty or not tensor.numel():
-            return []
+            return ()
         offset, size = tensor.storage_offset(), tensor.element_size()
         found = runs or _runs(tensor.shape, tensor.stride(), offset, size)
         moved = [(a - offset * size, b - offset * size) for a, b in found.runs]
@@ -397,21 +411,23 @@ class Recorder:
 
     def _spans(
         self, block: Block, actor: int, tensor: Any, runs: Sequence[Run]
-    ) -> tuple[list[Bytes], list[Bytes]]:
+    ) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
         shadow, takes = self._blocks.touch(block, actor, tensor)
         spans = [(block.memory, a, b) for a, b in runs]
         if shadow is not None:
             spans += [(shadow, a, b) for a, b in runs]
         return spans, takes
 
-    def views(self) -> list[Any]:
+    def views(self) -> Sequence[Any]:
         """Return the views since the last call: memory, shape and type, strides, offset."""
+        if not self._views:
+            return ()
         found, self._views = self._views, []
         return found
 
     def _add_block(self, block: Block, tensor: Any, is_shadow: bool) -> int:
         if block.site < 0:
-            block.site = self.recording.sites.here()
+            block.site = self._site()
         place = "graph" if block.pool is not None else "shadow" if is_shadow else "cuda"
         return self.recording.memory(block.nbytes, _text(tensor), block.site, place=place)
 
@@ -440,7 +456,8 @@ class Recorder:
                 streams of its own has a pool of its own.
             nbytes: The length; 0 if it is not known yet.
         """
-        if not self.is_enabled or self._local.is_reading:
+        local = self._local
+        if local.is_reading or not (local.is_in_op or self.is_enabled):
             return
         with self.recording.lock:
             self.take_back()
@@ -462,8 +479,9 @@ class Recorder:
                 self.recording.memory_died(block.memory)
         while self._unfollowed:
             self.recording.memory_gone(self._unfollowed.popleft())
-        for memory in self._blocks.gone():
-            self.recording.memory_gone(memory)
+        if self._blocks.has_gone:
+            for memory in self._blocks.gone():
+                self.recording.memory_gone(memory)
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
         """Note that the allocator knows of a stream's use of a tensor."""
@@ -506,7 +524,7 @@ class Recorder:
                     is_foreign = isinstance(tensor, ForeignArray)
                     if not is_foreign and self.platform.device_of(tensor) is None:
                         self._follow(tensor, at)
-                    work.touch(tensor, is_read=not is_written, is_written=is_written)
+                    work.touch(tensor, None, not is_written, is_written)
             work.emit(label, is_partial=is_possible, is_possible=is_possible)
 
     def engine_done(self, engine: str) -> None:
@@ -580,9 +598,13 @@ class Recorder:
         traced.accessed = self.host_access
         return traced
 
-    def _notice_changes(self, at: int) -> None:
-        """Record that other code has written sources of queued copies."""
-        for memory, start, end in self.host.changed():
+    def _notice_changes(self, at: int, memories: Collection[int] | None = None) -> None:
+        """Record that other code has written sources of queued copies.
+
+        Args:
+            memories: Of which; all if not given.
+        """
+        for memory, start, end in self.host.changed(memories):
             what = "code outside PyTorch and numpy"
             self.recording.work(HOST, what, (), [(memory, start, end)], at)
 
@@ -622,27 +644,27 @@ class _Work:
         self._takes: list[Bytes] = []
         self._host_reads: list[Bytes] = []
 
-    def touch(
-        self, tensor: Any, runs: Runs | None = None, *, is_read: bool, is_written: bool
-    ) -> None:
+    def touch(self, tensor: Any, runs: Runs | None, is_read: bool, is_written: bool) -> None:
         """Add accesses; host memory is read in the call, unless a device reads it in place."""
         spans, takes = self._recorder.bytes_of(tensor, self._actor, runs)
-        self._takes += takes
+        if takes:
+            self._takes += takes
         if is_written:
             self.writes += spans
         if is_read:
-            is_early = self._is_early and self._recorder.platform.device_of(tensor) is None
+            has_host = self._is_early and spans and not self._recorder.host.is_empty
+            is_early = has_host and self._recorder.platform.device_of(tensor) is None
             (self._host_reads if is_early else self.reads).extend(spans)
 
     def read(self, tensor: Any) -> Self:
         """Add a read."""
-        self.touch(tensor, is_read=True, is_written=False)
+        self.touch(tensor, None, True, False)
         return self
 
     def write(self, tensor: Any, unless: set[int] | None = None) -> Self:
         """Add a write, unless the memory is touched already: then the result is a view."""
         spans, takes = self._recorder.bytes_of(tensor, self._actor)
-        self.writes += [s for s in spans if unless is None or s[0] not in unless]
+        self.writes += [s for s in spans if s[0] not in unless] if unless else spans
         self._takes += takes
         return self
 
@@ -661,7 +683,8 @@ class _Work:
             recording.work(HOST, label, self._host_reads, (), self._at)
         if not (self.reads or self.writes or self._takes):
             return
-        self._recorder.host.written(self.writes)
+        if self.writes and self._recorder.host.has_sources:
+            self._recorder.host.written(self.writes)
         recording.work(
             self._actor, label, self.reads, self.writes, self._at,
             is_copy=is_copy, is_partial=is_partial, chooser=chooser, takes=self._takes,
@@ -685,7 +708,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call an op; an op of a wrapper is left to the ops that it consists of."""
-        if any(_is_wrapper(t) for t in types):
+        if types and any(_is_wrapper(t) for t in types):
             return NotImplemented
         return self._call(func, args, kwargs or {})
 
@@ -695,6 +718,7 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
+@cache
 def _is_wrapper(kind: type) -> bool:
     """Whether tensors of a class consist of others, as distributed and nested ones do."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
@@ -702,7 +726,12 @@ def _is_wrapper(kind: type) -> bool:
 
 def _text(tensor: Any) -> str:
     """Return shape and type, e.g. ``(8, 4) int64``."""
-    return f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
+    return _shape_text(tensor.shape, tensor.dtype)
+
+
+@lru_cache(1 << 12)
+def _shape_text(shape: Sequence[int], dtype: Any) -> str:
+    return f"{tuple(shape)} {dtype}".replace("torch.", "")
 
 
 def _present_ids(ids: StoredView) -> Any:

@@ -76,7 +76,7 @@ class Recording:
     def __init__(self, out: BinaryIO, name: str) -> None:
         self._out = out
         self.failure: str | None = None
-        self._encoder = msgspec.json.Encoder()
+        self._encode = msgspec.json.Encoder().encode
         self._held = bytearray()
         self._gone_events: deque[int] = deque()
         self._write({"name": name})
@@ -109,24 +109,24 @@ class Recording:
 
     def _write(self, entry: Any) -> None:
         if self.failure is None:
-            self._hold(entry)
+            line = self._encode(entry)  # a finalizer may write meanwhile
             while self._gone_events:
-                self._hold({"event_gone": self._gone_events.popleft()})
+                line += b'\n{"event_gone":%d}' % self._gone_events.popleft()
+            self._held += line + b"\n"
+            held, self._held = self._held, bytearray()
             try:
-                self._out.write(self._held)
+                self._out.write(held)
             except OSError as error:  # the program goes on
                 self.failure = error.strerror or str(error)
-            self._held = bytearray()
 
-    def _hold(self, entry: Any) -> None:
+    def _hold(self, line: bytes) -> None:
         """Keep a line for the next one: what memory is made or gone means nothing by itself."""
         if self.failure is None:
-            line = self._encoder.encode(entry) + b"\n"  # a finalizer may write meanwhile
-            self._held += line
+            self._held += line + b"\n"
 
     def _emit(self, entry: Entry, chooser: RowChooser | None = None) -> None:
         """Write a record, or keep it where its actor captures."""
-        graph = self._capturing.get(entry["actor"])
+        graph = self._capturing.get(entry["actor"]) if self._capturing else None
         if graph is None:
             if self.thread_actor is not None:
                 is_own = entry["actor"] == HOST
@@ -147,7 +147,7 @@ class Recording:
 
     def _add_site(self, number: int, stack: Stack, place: Place) -> None:
         self._stacks[number] = stack, place
-        self._hold({"site": number, "frames": stack})
+        self._hold(self._encode({"site": number, "frames": stack}))
 
     def name_at(self, site: int) -> str:
         """Return the name that the line of a site assigns to, or ""."""
@@ -225,16 +225,18 @@ class Recording:
         name = (self.name_at(at) if at >= 0 else "") or f"tensor {text}"
         if place == "graph":
             self._pooled.add(memory)
-        entry = {"type": "alloc", "actor": HOST, "memory": memory, "name": name, "nbytes": nbytes}
-        flags = {"is_defined": True, "is_unsafe": False}
-        self._hold({**entry, **flags, "text": text, "place": place, "at": at})
+        entry = {
+            "type": "alloc", "actor": HOST, "memory": memory, "name": name, "nbytes": nbytes,
+            "is_defined": True, "is_unsafe": False, "text": text, "place": place, "at": at,
+        }  # fmt: skip
+        self._hold(self._encode(entry))
         return memory
 
     def memory_gone(self, memory: int) -> None:
         """Say that no later record touches a memory object, if that is so."""
-        graphs = (*self._graphs.values(), *self._capturing.values())
+        graphs = (*self._graphs.values(), *self._capturing.values()) if self._graphs else ()
         if memory not in self._pooled and not any(memory in g.memories for g in graphs):
-            self._hold({"gone": memory})
+            self._hold(b'{"gone":%d}' % memory)
 
     def memory_died(self, memory: int) -> None:
         """Note that the program has let go of a memory object."""
