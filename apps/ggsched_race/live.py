@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, Generic, TypeVar, overload
+from typing import Final
 
 import msgspec
 
@@ -19,36 +20,13 @@ from ggsched.sanitize.live import LiveRaces
 from ggsched.trace.schema import Actor, Entry, Trace
 from ggsched_race.call_sites import Stack
 from ggsched_race.report import RaceFinding, RaceReport, Words
+from ggsched_race.streamed import Lines
 from ggsched_race.trace_notes import Note, Notes
 
 _POLL_S: Final = 0.05
 _END_S: Final = 10.0
 """How long a program that is stopped may take to end."""
 _BLOCK: Final = 1 << 20
-
-T = TypeVar("T")
-
-
-class _Lines(Sequence[T], Generic[T]):
-    """Records of a journal by number, read and decoded when they are looked at."""
-
-    def __init__(self, fd: int, ends: "array[int]", decode: Callable[[bytes], T]) -> None:
-        self._fd, self._places, self._decode = fd, ends, decode
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, at: int) -> T: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[T]: ...
-    def __getitem__(self, at: int | slice) -> T | list[T]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        start, line = self._places[at], b""
-        while b"\n" not in line:
-            line += os.pread(self._fd, 1 << 12, start + len(line))
-        return self._decode(line.partition(b"\n")[0])
 
 
 class LiveCheck:
@@ -64,6 +42,7 @@ class LiveCheck:
 
     def __init__(self, journal: int, suppressions: Sequence[str] = ()) -> None:
         self._file, self._patterns = journal, suppressions
+        self._read = partial(_line_of, journal)
         self._rest, self._at = b"", 0
         self._places = array("q")
         self.races = LiveRaces()
@@ -114,11 +93,11 @@ class LiveCheck:
             self.finding = finding
 
     def _trace(self) -> Trace:
-        entries = _Lines(self._file, self._places, self._entry.decode)
+        entries = Lines(self._read, self._places, self._entry.decode)
         return Trace(self._name, tuple(self.races.actors), entries)  # type: ignore[arg-type]
 
     def _words(self) -> Words:
-        records = _Lines(self._file, self._places, self._note.decode)
+        records = Lines(self._read, self._places, self._note.decode)
         notes = Notes(tuple(self._stacks), records, self._memories, tuple(self._notices))
         return Words(self._trace(), notes)
 
@@ -134,6 +113,14 @@ class LiveCheck:
             failure=failure,
             notices=notices,
         )
+
+
+def _line_of(file: int, start: int) -> bytes:
+    """Return the line that begins at a byte of a file."""
+    line = b""
+    while b"\n" not in line:
+        line += os.pread(file, 1 << 12, start + len(line))
+    return line.partition(b"\n")[0]
 
 
 def follow(

@@ -13,10 +13,11 @@ from ggsched.sanitize.from_trace import from_trace
 from ggsched.sanitize.races import MAX_RACES
 from ggsched.sanitize.redundant_sync import advise
 from ggsched.sanitize.report import Touch
-from ggsched.trace.export import read_trace
+from ggsched.trace.export import is_object, read_trace
 from ggsched.trace.schema import Record, Sync, Trace, Wait
 from ggsched.units import seconds_text
 from ggsched_race.call_sites import Stack
+from ggsched_race.streamed import follow_lines
 from ggsched_race.trace_notes import Notes, read_notes
 
 WIDTH: Final = 100
@@ -193,14 +194,18 @@ def check_program(
     Raises:
         UsageError: not a trace.
     """
-    trace = read_trace(data, file)
-    notes = read_notes(data, file)
-    if len(notes.records) != len(trace.entries):
-        raise UsageError("the trace is one object", where=file, hint="write it as FILE.jsonl")
-    report = check_trace(trace)
+    followed = None if is_object(data) else follow_lines(data, file)
+    if followed is None or (advice and not followed.races):
+        trace = read_trace(data, file)
+        notes = read_notes(data, file)
+        if len(notes.records) != len(trace.entries):
+            raise UsageError("the trace is one object", where=file, hint="write it as FILE.jsonl")
+        findings: Sequence[Finding] = check_trace(trace).findings
+    else:
+        trace, notes, findings = followed
     words = Words(trace, notes)
     merged: dict[object, RaceFinding] = {}
-    for finding in report.findings:
+    for finding in findings:
         found = words.finding(finding)
         key = found.kind, found.hazard, found.tensor, *((s.stack, s.captured) for s in found.sides)
         times = merged[key].times + 1 if key in merged else 1
@@ -211,9 +216,9 @@ def check_program(
         len(trace.entries),
         tuple(kept),
         len(merged) - len(kept),
-        tuple(words.advice()) if advice and report.is_clean else (),
+        tuple(words.advice()) if advice and not findings else (),
         failure,
-        sum(finding.kind == "race" for finding in report.findings) >= MAX_RACES,
+        sum(finding.kind == "race" for finding in findings) >= MAX_RACES,
         notes.notices,
     )
 

@@ -3,7 +3,7 @@
 These are fields that readers of plain traces ignore; ``docs/reference/trace-format.md`` lists them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -110,15 +110,50 @@ def read_notes(trace: bytes, file: str = "trace") -> Notes:
     Raises:
         UsageError: a field of the wrong type.
     """
-    header, *lines = (line for line in trace.split(b"\n") if line.strip())
-    decoder = msgspec.json.Decoder(Note)
-    records: list[Note] = []
-    try:
-        head = msgspec.json.decode(header, type=_Header)
-        for line in lines:
-            records.append(decoder.decode(line))  # noqa: PERF401  # the error names the line
-    except msgspec.MsgspecError as error:
-        where = f"{file}: record {len(records)}"
-        raise UsageError("not a trace of 'ggsched race'", where=where, why=str(error)) from error
+    stacks, notices = header_notes(trace, file)
+    decode = note_decoder(file)
+    lines = [line for line in trace.split(b"\n") if line.strip()][1:]
+    records = [decode(i, line) for i, line in enumerate(lines)]
     memories = {n.memory: n for n in records if n.place}
-    return Notes(head.sites, records, memories, head.notices)
+    return Notes(stacks, records, memories, notices)
+
+
+def line_at(trace: bytes, start: int) -> bytes:
+    """Return the line that begins at a byte."""
+    end = trace.find(b"\n", start)
+    return trace[start : end if end >= 0 else len(trace)]
+
+
+def header_notes(trace: bytes, file: str) -> tuple[tuple[Stack, ...], tuple[str, ...]]:
+    """Return stacks and notices of a trace in lines.
+
+    Raises:
+        UsageError: a field of the wrong type.
+    """
+    first = next(i for i, byte in enumerate(trace) if not chr(byte).isspace())
+    try:
+        head = msgspec.json.decode(line_at(trace, first), type=_Header)
+    except msgspec.MsgspecError as error:
+        raise _bad_note(file, 0, error) from error
+    return head.sites, head.notices
+
+
+def note_decoder(file: str) -> Callable[[int, bytes], Note]:
+    """Return what reads the note in the line of a record, by its number.
+
+    It raises ``UsageError`` for a field of the wrong type.
+    """
+    decode = msgspec.json.Decoder(Note).decode
+
+    def read(record: int, line: bytes) -> Note:
+        try:
+            return decode(line)
+        except msgspec.MsgspecError as error:
+            raise _bad_note(file, record, error) from error
+
+    return read
+
+
+def _bad_note(file: str, record: int, error: Exception) -> UsageError:
+    where = f"{file}: record {record}"
+    return UsageError("not a trace of 'ggsched race'", where=where, why=str(error))

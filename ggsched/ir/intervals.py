@@ -57,6 +57,8 @@ class IntervalMap(Generic[T]):
     def cut(self, start: int, end: int) -> tuple[int, int]:
         """Let segments begin at ``start`` and ``end``; return the indices of those in between."""
         starts = self.starts
+        if starts[0] == start and len(starts) > 1 and starts[1] == end:  # as of a whole memory
+            return 0, 1
         first = bisect_left(starts, start)
         if first == len(starts) or starts[first] != start:
             self._insert(first, start)

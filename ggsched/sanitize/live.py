@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import overload
 
-from ggsched.sanitize.events import NOBODY, Actor, Event, EventStream, Memory
+from ggsched.sanitize.events import NOBODY, Actor, Event, EventStream, Memory, Span
 from ggsched.sanitize.from_trace import TraceNames, event_of, memory_of
 from ggsched.sanitize.order import HappensBefore
 from ggsched.sanitize.races import AccessMap, Clash, Races, finding_of
 from ggsched.sanitize.report import Finding
-from ggsched.sanitize.spans import subtract
+from ggsched.sanitize.spans import merge, subtract
 from ggsched.trace import schema
 from ggsched.trace.schema import Entry, Trace
 
@@ -33,11 +33,19 @@ class _Log:
         return self._numbers[number], 0
 
 
+def _spans(accesses: Sequence[schema.Access]) -> Sequence[Span]:
+    """Return bytes of memory objects that are spaces of their own."""
+    if len(accesses) == 1:
+        memory, start, end, _ = accesses[0]
+        return ((memory, start, end),) if start < end else ()
+    return merge([access[:3] for access in accesses])
+
+
 class _Memories(dict[int, Memory]):
     """Memories in use; of another one nothing is known."""
 
     def __missing__(self, memory: int) -> Memory:
-        return Memory("", 0, ~memory)
+        return Memory("", 0, memory)
 
 
 class _Events(Sequence[Event]):
@@ -60,7 +68,7 @@ class _Events(Sequence[Event]):
 
 
 class LiveRaces:
-    """Follows a trace whose memory objects have spaces of their own.
+    """Follows a trace whose memory objects have spaces of their own, and no addresses.
 
     Attributes:
         records: Number of records so far.
@@ -123,19 +131,26 @@ class LiveRaces:
     def add(self, entry: Entry) -> list[Clash]:
         """Follow a record; return what it races with."""
         number, self.records = self.records, self.records + 1
-        if isinstance(entry, schema.Alloc):
-            self._memories[entry.memory] = memory_of(entry, entry.memory)
-        event = event_of(number, entry, self._memories)
+        reads: Sequence[Span] = ()
+        if isinstance(entry, schema.Work):
+            reads, writes = _spans(entry.reads), _spans(entry.writes)
+            event = Event(number, "work", entry.actor, entry.by, entry.is_copy)
+            reads = subtract(reads, writes) if writes else reads
+        else:
+            if isinstance(entry, schema.Alloc):
+                self._memories[entry.memory] = memory_of(entry, entry.memory)
+            event = event_of(number, entry, self._memories)
+            writes = event.writes
         if event.kind in ("work", "free"):
             lane = self._order.lane(event)
             is_one = self._threads.get(lane, event.by) == event.by
             self._threads[lane] = event.by if is_one else NOBODY
-        before = len(self._races.clashes)
-        reads = subtract(event.reads, event.writes) if event.writes else event.reads
-        self._races.follow(number, 0, event, reads, event.writes)
-        found = list(self._races.clashes.values())[before:]
-        if found:  # of a finding that is left out the pair counts once, the place stays free
-            self._races.clashes.clear()
+        clashes = self._races.clashes
+        self._races.follow(number, 0, event, reads, writes)
+        if not clashes:
+            return []
+        found = list(clashes.values())
+        clashes.clear()  # of a finding that is left out the pair counts once, the place stays free
         return found
 
     def finding(self, clash: Clash, trace: Trace) -> Finding:

@@ -77,23 +77,33 @@ class AccessMap:
         self._map.starts[:], self._map.values[:] = starts, values
         self._limit = max(SEGMENTS, 2 * len(starts))
 
-    def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> None:
-        """Note a read; add the write before it if that is not known to be done."""
+    def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> bool:
+        """Note a read; add the write before it if that is not known to be done.
+
+        Returns:
+            Whether it is time to forget.
+        """
         first, last = self._map.cut(start, end)
         lane, number = mark
         values = self._map.values
         for k in range(first, last):
             here = values[k]
             writer = here.writer
-            if writer is not None and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
+            is_other = writer is not None and writer[0] != lane  # a lane is in order by itself
+            if is_other and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
                 found.append((False, writer, *self._range(k, end)))
             if here.readers is None:
                 here.readers = {lane: number}
             else:
                 here.readers[lane] = number
+        return self.is_large
 
-    def write(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> None:
-        """Note a write; add the write and the reads before it that are not known to be done."""
+    def write(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> bool:
+        """Note a write; add the write and the reads before it that are not known to be done.
+
+        Returns:
+            Whether it is time to forget.
+        """
         first, last = self._map.cut(start, end)
         values = self._map.values
         for k in range(first, last):
@@ -110,6 +120,7 @@ class AccessMap:
             values[first].readers = None
         else:
             self._map.put(start, end, _Last(mark))
+        return self.is_large
 
     def _range(self, k: int, end: int) -> tuple[int, int]:
         starts = self._map.starts
@@ -177,16 +188,16 @@ class Races:
             return
         mark, clock = order.work(event, i, run)
         for space, start, end in reads:
-            maps[space].read(start, end, mark, clock, found)
+            is_large = maps[space].read(start, end, mark, clock, found)
             if found:
                 self._note(i, run, space, False)
-            if maps[space].is_large:
+            if is_large:
                 self._forget(maps[space], i)
         for space, start, end in writes:
-            maps[space].write(start, end, mark, clock, found)
+            is_large = maps[space].write(start, end, mark, clock, found)
             if found:
                 self._note(i, run, space, True)
-            if maps[space].is_large:
+            if is_large:
                 self._forget(maps[space], i)
         if event.kind == "free":
             order.free(event, clock)

@@ -7,9 +7,12 @@ from ggsched.sanitize.events import Span
 
 def merge(spans: Iterable[Span]) -> list[Span]:
     """Return the same bytes as sorted spans that do not touch each other."""
+    ordered = sorted(spans)
+    if len({span[0] for span in ordered}) == len(ordered):
+        return [span for span in ordered if span[2] > span[1]]
     merged: list[Span] = []
     current, begin, until = -1, 0, 0
-    for span in sorted(spans):
+    for span in ordered:
         space, start, end = span
         if merged and space == current and start <= until:
             if end > until:
@@ -23,6 +26,8 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 def subtract(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
     """Return the bytes of ``spans`` that are not in ``holes``; both merged."""
+    if not {span[0] for span in holes}.intersection([span[0] for span in spans]):
+        return list(spans)
     left: list[Span] = []
     k = 0
     for space, start, end in spans:

@@ -4,7 +4,7 @@ Lines are a header and then one record on each; ``ggsched_commands.perfetto`` ma
 The encoding is deterministic. ``docs/reference/trace-format.md`` documents both.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,7 +104,7 @@ def read_trace(data: bytes, file: str = "trace") -> Trace:
         UsageError: not a trace, a trace of another format, or a record of an unknown actor; names
             the line.
     """
-    if not _is_object(data):
+    if not is_object(data):
         return trace_from_lines(data, file)
     _header(file, 1, data)
     try:
@@ -123,7 +123,7 @@ class _Form(msgspec.Struct, frozen=True):
     entries: msgspec.Raw
 
 
-def _is_object(data: bytes) -> bool:
+def is_object(data: bytes) -> bool:
     """Whether data are one object with all records in it."""
     try:
         msgspec.json.decode(data, type=_Form)
@@ -145,21 +145,55 @@ def trace_from_lines(data: bytes, file: str = "trace") -> Trace:
         UsageError: not a trace, a trace of another format, or a record of an unknown actor; names
             the line.
     """
-    lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line.strip()]
-    if not lines:
+    header, records = header_and_records(data, file)
+    entries = tuple(entry for _, entry in records)
+    _check_header(header, len(entries), f"{file}:1")
+    return trace_of(header, entries)
+
+
+def header_and_records(data: bytes, file: str = "trace") -> tuple[Header, "Records"]:
+    """Return the header of a trace in lines, and its records one by one.
+
+    Raises:
+        UsageError: not a trace, or a trace of another format; so does a record that is none, or of
+            an unknown actor, when its turn comes.
+    """
+    lines = _lines(data)
+    first = next(lines, None)
+    if first is None:
         raise UsageError("the file is empty", where=file)
-    header = _header(file, *lines[0])
-    decoder = msgspec.json.Decoder(Entry)
-    entries: list[Entry] = []
-    for number, line in lines[1:]:
+    number, _, line = first
+    header = _header(file, number, line)
+    return header, _records(header, lines, file)
+
+
+Records = Iterator[tuple[int, Entry]]
+"""(where its line begins in the file, record)."""
+
+
+def _records(header: Header, lines: Iterator[tuple[int, int, bytes]], file: str) -> Records:
+    decode = msgspec.json.Decoder(Entry).decode
+    for number, start, line in lines:
         try:
-            entries.append(decoder.decode(line))
+            entry: Entry = decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _bad_line(file, number, error) from error
-        if problem := _unknown(header, entries[-1]):
+        if problem := _unknown(header, entry):
             raise UsageError(problem, where=f"{file}:{number}", hint=_HINT)
-    _check_header(header, len(entries), f"{file}:{lines[0][0]}")
-    return trace_of(header, tuple(entries))
+        yield start, entry
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (number, first byte, content) of each line that is not empty."""
+    start = number = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        end = len(data) if end < 0 else end
+        number += 1
+        line = data[start:end]
+        if line.strip():
+            yield number, start, line
+        start = end + 1
 
 
 _HINT: Final = "record the trace again, or repair the line"

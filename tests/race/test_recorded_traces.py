@@ -1,5 +1,6 @@
 """Recorded programs after published races: verdicts, stacks, tensors and mends, without PyTorch."""
 
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -7,7 +8,8 @@ import pytest
 
 from ggsched.sanitize import check_trace
 from ggsched.trace.export import read_trace
-from ggsched.trace.schema import Record, Sync, Trace, Wait, Work
+from ggsched.trace.schema import FORMAT, Record, Sync, Trace, Wait, Work
+from ggsched_race import report
 from ggsched_race.report import check_program
 from ggsched_race.sarif import to_sarif
 
@@ -132,3 +134,35 @@ def test_work_of_every_trace_is_by_streams_that_are_named():
         trace = read_trace(path.read_bytes())
         used = {e.actor for e in trace.entries if isinstance(e, Work)}
         assert all(trace.actors[i].name for i in used)
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda p: p.stem)
+def test_report_is_the_same_without_a_copy_of_the_records(path, monkeypatch):
+    """Races are looked for while the trace is read; of the whole of it they are the same."""
+    followed = report_of(path)
+    monkeypatch.setattr(report, "follow_lines", lambda data, file: None)
+    assert report_of(path) == followed
+
+
+def test_check_keeps_no_records_and_finds_the_same_at_the_end_of_many():
+    """A record of 12 accesses takes a kilobyte as objects, and eight bytes as it is."""
+    actors = [{"id": 0, "name": "host", "kind": "host"}]
+    actors += [{"id": i, "name": f"s{i}", "kind": "stream"} for i in (1, 2)]
+    header = {"format": FORMAT, "name": "many", "actors": actors, "events": "latest", "sites": []}
+    memories = [
+        {"type": "alloc", "actor": 0, "memory": i, "name": f"m{i}", "nbytes": 1 << 16,
+         "is_defined": True, "place": "cuda"} for i in range(24)
+    ]  # fmt: skip
+    reads = [[i, 0, 1 << 16] for i in range(11)]
+    work = {"type": "work", "actor": 1, "by": 0, "label": "add", "reads": reads}
+    records = [{**work, "writes": [[11 + i % 12, 0, 1 << 16]]} for i in range(4000)]
+    racing = {**work, "actor": 2, "reads": [], "writes": [[3, 0, 64]]}
+    data = msgspec.json.Encoder().encode_lines([header, *memories, *records, racing])
+    tracemalloc.start()
+    try:
+        (finding,) = check_program(data).findings
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert finding.what.startswith("write after read: nothing orders the write of bytes 0:64 of m3")
+    assert peak < 400 * 4000

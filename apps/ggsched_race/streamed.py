@@ -1,0 +1,133 @@
+"""Races of a recorded program, looked for while its trace is read, without a copy of its records.
+
+A record is decoded, followed and dropped; one that a finding names is decoded again. In memory are
+what is known of bytes and events, the notes of allocations, and eight bytes for each record.
+"""
+
+import gc
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar, overload
+
+import msgspec
+
+from ggsched.sanitize import Finding
+from ggsched.sanitize.live import LiveRaces
+from ggsched.sanitize.races import MAX_RACES, Clash
+from ggsched.sanitize.references import Named
+from ggsched.trace.export import Header, header_and_records
+from ggsched.trace.schema import Alloc, Entry, Trace, Work
+from ggsched_race.trace_notes import Note, Notes, header_notes, line_at, note_decoder
+
+T = TypeVar("T")
+
+
+class Lines(Sequence[T], Generic[T]):
+    """Records in lines, read and decoded when they are looked at.
+
+    Args:
+        read: Returns the line that begins at a byte.
+        places: First byte of each line.
+        decode: Returns what a line says.
+    """
+
+    def __init__(
+        self, read: Callable[[int], bytes], places: "array[int]", decode: Callable[[bytes], T]
+    ) -> None:
+        self._read, self._places, self._decode = read, places, decode
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        return self._decode(self._read(self._places[at]))
+
+
+class Streamed(NamedTuple):
+    """A trace that was followed.
+
+    Attributes:
+        trace: It, with records that are decoded when they are looked at.
+        notes: What it says beyond the format, likewise.
+        races: Up to ``MAX_RACES``.
+    """
+
+    trace: Trace
+    notes: Notes
+    races: Sequence[Finding]
+
+
+def follow_lines(data: bytes, file: str) -> Streamed | None:
+    """Return the races of a trace in lines.
+
+    Returns:
+        None of a trace of which more than races is to be decided: it names what is not there, has
+        frees, captures or barriers, contents, addresses, or devices with an order of their own.
+
+    Raises:
+        UsageError: not a trace.
+    """
+    header, records = header_and_records(data, file)
+    if not _is_simple(header):
+        return None
+    races, places, memories = LiveRaces(), array("q"), dict[int, Note]()
+    for actor in header.actors:
+        races.add_actor(actor)
+    named, decode = Named(header.actors), note_decoder(file)
+    clashes: list[Clash] = []
+    with _collector_paused():
+        for start, entry in records:
+            if not named.has_all_of(entry) or not _is_simple_record(entry):
+                return None
+            note = decode(len(places), line_at(data, start))
+            if note.place:
+                memories[note.memory] = note
+            places.append(start)
+            if len(clashes) < MAX_RACES:
+                clashes += races.add(entry)
+    line = partial(line_at, data)
+    entries = Lines(line, places, msgspec.json.Decoder(Entry).decode)
+    trace = Trace(header.name, header.actors, entries, header.events)  # type: ignore[arg-type]
+    stacks, notices = header_notes(data, file)
+    records_notes = Lines(line, places, msgspec.json.Decoder(Note).decode)
+    notes = Notes(stacks, records_notes, memories, notices)
+    return Streamed(trace, notes, [races.finding(c, trace) for c in clashes[:MAX_RACES]])
+
+
+def _is_simple(header: Header) -> bool:
+    """Whether actors have numbers and an order as PyTorch's, and events are recorded again."""
+    actors = header.actors
+    are_plain = all(a.id == i and a.copy_order == "stream" for i, a in enumerate(actors))
+    return are_plain and header.events == "latest" and not header.plans and not header.runs
+
+
+def _is_simple_record(entry: Entry) -> bool:
+    """Whether nothing but a race can be wrong about it, as far as memory and contents go."""
+    if isinstance(entry, Alloc):
+        return not entry.space and not entry.address and entry.is_defined
+    if isinstance(entry, Work):
+        for accesses in (entry.reads, entry.writes):
+            for _, _, _, tag in accesses:
+                if tag:
+                    return False
+    return True
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Look for no cycles meanwhile: there are none, and each look costs more than the last."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
