@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import prod
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +33,14 @@ _OVERWRITES: Final = frozenset(
     }
 )
 """Ops in place that read nothing of what they write."""
+
+_WAITS_FIRST: Final = frozenset(
+    {
+        *("index", "index_put_", "_index_put_impl_", "_unsafe_index", "masked_select", "nonzero"),
+        *("bincount", "repeat_interleave"),
+    }
+)
+"""Ops in which the host waits for a number of elements, and then launches what works on them."""
 
 _COPIED: Final = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
 """Functional collectives that work in place on a copy, which the calling stream makes."""
@@ -70,15 +79,33 @@ def _one(args: Sequence[Any], read: Callable[[Any], Any]) -> list[tuple[int, Any
     return [(args[1] % max(args[0].dim(), 1), read(args[2]))]
 
 
+def _flat(args: Sequence[Any], read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
+    shape, ids = args[0].shape, read(args[1])
+    return list(enumerate(np.unravel_index(np.where(ids < 0, ids + prod(shape), ids), shape)))
+
+
+def _masked(args: Sequence[Any], read: Callable[[Any], Any]) -> list[tuple[int, Any]]:
+    mask = np.broadcast_to(read(args[1]), args[0].shape)
+    return list(enumerate(np.nonzero(mask))) if mask.ndim else []
+
+
+_ROWS: Final = Chosen(0, lambda args, read: [(0, read(args[1]))], lambda args: [args[1]])
+_FLAT: Final = Chosen(0, _flat, lambda args: [args[1]])
+_MASK: Final = Chosen(0, _masked, lambda args: [args[1]])
 _SEVERAL: Final = Chosen(0, _several, lambda args: [i for i in args[1] if i is not None])
 _ONE: Final = Chosen(0, _one, lambda args: [args[2]])
 _CHOSEN: Final = {
-    **dict.fromkeys(("index", "index_put_", "_index_put_impl_"), _SEVERAL),
+    **dict.fromkeys(("index", "_unsafe_index", "index_put_", "_index_put_impl_"), _SEVERAL),
     **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_"), _ONE),
+    "index_reduce_": _ONE,
+    **dict.fromkeys(("take", "put_"), _FLAT),
+    **dict.fromkeys(
+        ("masked_fill_", "masked_scatter_"), Chosen(0, _masked, lambda args: [args[1]])
+    ),
     **dict.fromkeys(
         ("gather", "scatter_", "scatter_add_", "scatter_reduce_"), _ONE._replace(is_gather=True)
     ),
-    "embedding": Chosen(0, lambda args, read: [(0, read(args[1]))], lambda args: [args[1]]),
+    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _ROWS),
 }
 
 
@@ -127,6 +154,7 @@ class Op(NamedTuple):
         names: The arguments' names, by position.
         overwrites: Whether it reads nothing of what it writes.
         chosen: Which rows ids choose.
+        waits_first: Whether the host waits inside, if it does, before it launches the work.
     """
 
     label: str
@@ -135,6 +163,7 @@ class Op(NamedTuple):
     names: tuple[str, ...]
     overwrites: bool
     chosen: Chosen | None
+    waits_first: bool = False
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
         """Return (position, tensor, whether it is written) of all tensors."""
@@ -201,6 +230,7 @@ def op_of(func: Any) -> Op:
         tuple(a.name for a in schema.arguments),
         is_out or name in _OVERWRITES,
         _CHOSEN.get(name) if schema.name.startswith("aten::") else None,
+        name in _WAITS_FIRST,
     )
 
 
@@ -219,9 +249,14 @@ class StoredView:
         self._storage = weakref.ref(tensor.untyped_storage())
         self._table, self.dtype = table_of(tensor), tensor.dtype
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of elements of each dimension."""
+        return self._table.sizes
+
     def dim(self) -> int:
         """Return the number of dimensions."""
-        return len(self._table.sizes)
+        return len(self.shape)
 
     def tensor(self) -> Any:
         """Return the view.

@@ -147,6 +147,8 @@ class Recorder:
                     with self.recording.lock:
                         if self._freed or self._unfollowed or self._blocks.has_gone:
                             self.take_back()
+                        if op.waits_first and outer is not None:
+                            self._record_deferred(outer)
                         if op.kind == "plain":
                             self._plain(op, args, kwargs, result)
                         else:
@@ -178,11 +180,15 @@ class Recorder:
     def _end_deferring(self, start_s: float | None) -> None:
         if start_s is None:
             return
-        deferred, self._local.deferred = self._local.deferred, None
-        if deferred:
+        if self._local.deferred:
             with self.recording.lock:
-                for record, _ in deferred:
-                    record(start_s)
+                self._record_deferred(start_s)
+        self._local.deferred = None
+
+    def _record_deferred(self, start_s: float) -> None:
+        deferred, self._local.deferred = self._local.deferred, []
+        for record, _ in deferred or ():
+            record(start_s)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
