@@ -42,6 +42,11 @@ _WRITTEN = click.Path(dir_okay=False, writable=True)
     is_flag=True,
     help="Order threads of the host only by locks, queues, starts and ends.",
 )
+@click.option(
+    "--cupti",
+    is_flag=True,
+    help="Record calls of the CUDA driver by any library; kernels may touch what they point into.",
+)
 @click.option("--live", is_flag=True, help="Check while SCRIPT runs; end it at the first race.")
 @click.option("--advice", is_flag=True, help="Also name waits and events that nobody needs.")
 @option(
@@ -68,6 +73,7 @@ def race(
     simulate: bool,
     no_rows: bool,
     threads: bool,
+    cupti: bool,
     live: bool,
     advice: bool,
     output: str | None,
@@ -100,9 +106,13 @@ def race(
         raise UsageError(
             "--live gives no advice", where="--advice", hint="leave out one of the two"
         )
+    if cupti and (simulate or no_rows or threads):
+        extra = "--simulate" if simulate else "--no-rows" if no_rows else "--threads"
+        raise UsageError(f"{extra} means nothing with --cupti", where=script, hint="leave it out")
     patterns = read_suppressions(suppressions) if suppressions is not None else ()
     if script.endswith(".jsonl") and not is_module:
-        flags = {"--simulate": simulate, "--no-rows": no_rows, "--threads": threads, "--live": live}
+        flags = {"--simulate": simulate, "--no-rows": no_rows, "--threads": threads}
+        flags |= {"--cupti": cupti, "--live": live}
         extra = [flag for flag, is_given in flags.items() if is_given] or args
         if extra:
             hint = "leave it out, or name a program"
@@ -111,7 +121,7 @@ def race(
     else:
         from ggsched_race.program import ProgramOptions
 
-        options = ProgramOptions(is_module, not no_rows, simulate, threads)
+        options = ProgramOptions(is_module, not no_rows, simulate, threads, cupti)
         printed = sys.stderr if as_json else results()
         watched_for = patterns if live else None
         wants_trace = output is not None or not live

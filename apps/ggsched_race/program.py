@@ -10,14 +10,17 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, NoReturn
+from typing import BinaryIO, Final, NoReturn
 
 import msgspec
 
 from ggsched.errors import GgschedError
 from ggsched.printable import write_err
+from ggsched_race.cupti import recorded_calls
+from ggsched_race.recording import Recording
 from ggsched_race.watch import RecordedAlready, recorder_into
 
 INTERRUPTED: Final = 130
@@ -32,12 +35,14 @@ class ProgramOptions(msgspec.Struct, frozen=True):
         rows: Whether ids are read.
         simulate: Whether CUDA is simulated.
         threads: Whether threads of the host are actors of their own.
+        cupti: Whether calls of the driver are recorded, of any library, and not PyTorch's.
     """
 
     is_module: bool = False
     rows: bool = True
     simulate: bool = False
     threads: bool = False
+    cupti: bool = False
 
 
 def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str]) -> int:
@@ -48,19 +53,29 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
         sys.path[0] = os.path.dirname(os.path.abspath(target))
     with open(journal, "wb", buffering=0) as out:
         try:
-            with recorder_into(
-                out, target, rows=options.rows, simulate=options.simulate, threads=options.threads
-            ) as rec:
+            with _recording(out, target, options) as recording:
                 has_begun = True
                 try:
                     _run(target, options.is_module)
                 finally:
-                    if rec.recording.failure is not None:
-                        why = rec.recording.failure
+                    if recording.failure is not None:
+                        why = recording.failure
                         write_err(f"ggsched race: the record is cut off: {why}\n")
         except BaseException as error:  # of any program; it ends as it would without a recorder
             return _ended_by(error, has_begun)
     return 0
+
+
+@contextmanager
+def _recording(out: BinaryIO, target: str, options: ProgramOptions) -> Iterator[Recording]:
+    if options.cupti:
+        recording = Recording(out, target)
+        with recorded_calls(recording):
+            yield recording
+        return
+    flags = {"rows": options.rows, "simulate": options.simulate, "threads": options.threads}
+    with recorder_into(out, target, **flags) as recorder:
+        yield recorder.recording
 
 
 def _ended_by(error: BaseException, has_begun: bool) -> int:
