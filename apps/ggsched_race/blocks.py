@@ -190,7 +190,7 @@ class Blocks:
         takes: list[Bytes] = []
         if block.is_fresh:
             block.is_fresh = False
-            if self._freed_parts or self._candidates:
+            if not self._takes_one_of(block, stream):
                 takes = list(self._taken(block, stream))
         block.uses.add(stream)
         if stream == block.stream:
@@ -200,6 +200,29 @@ class Blocks:
         if stream not in block.shadows:
             block.shadows[stream] = self._add_memory(block, tensor, True)
         return block.shadows[stream], takes
+
+    def _takes_one_of(self, block: Block, stream: int) -> bool:
+        """Take a block that is the same memory, as mostly, if only this stream has used it."""
+        parts = self._freed_parts
+        if self._candidates.get(block.pool_key):
+            return False
+        if not parts:
+            return True
+        start, end = block.address, block.address + block.nbytes
+        k = bisect_left(parts, (start,))
+        if k and parts[k - 1].end > start:
+            return False
+        if k == len(parts) or parts[k].start >= end:
+            return True
+        part = parts[k]
+        old = part.block
+        is_whole = part.start == start and part.end == end
+        if not is_whole or old.recorded or old.is_candidate or old.uses != {stream}:
+            return False
+        del parts[k]
+        old.parts -= 1
+        self._note_gone(old)
+        return True
 
     def _taken(self, block: Block, stream: int) -> Iterator[Bytes]:
         start, end = block.address, block.address + block.nbytes
@@ -221,8 +244,7 @@ class Blocks:
             first = max(part.start, start) - old.address
             last = min(part.end, end) - old.address
             yield from ((m, first, last) for m in self._conflicts(old, stream))
-        if self._candidates:
-            yield from self._possibly_taken(block, same)
+        yield from self._possibly_taken(block, same)
         for old in same:
             self._note_gone(old)
 

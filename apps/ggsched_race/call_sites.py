@@ -5,11 +5,12 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from linecache import getline
+from operator import attrgetter
 from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 _DEPTH: Final = 2 * 48
 _OWN: Final = os.path.dirname(__file__)
@@ -70,19 +71,13 @@ class CallSites:
         first: FrameType | None = sys._getframe(1)
         while first is not None and first.f_code.co_filename.startswith(_OWN):
             first = first.f_back
-        frame = first
-        calls: list[int] = []
-        add = calls.append
-        while frame is not None:
-            add(id(frame.f_code))  # the hash of code takes long
-            add(frame.f_lasti)
-            frame = frame.f_back
-        if not calls and self.outside is not None:
+        if first is None and self.outside is not None:
             return self.outside
-        key = tuple(calls[:_DEPTH])
+        calls = _codes_and_places(first)
+        key = (*map(id, calls[::2]), *calls[1::2])  # the hash of code takes long
         known = self._numbers.get(key)
         if known is None:
-            found = list(_calls(first, len(key) // 2))
+            found = list(zip(calls[::2], calls[1::2], strict=True))
             self._codes += (code for code, _ in found)
             stack, new = _stack(found), len(self._stacks)
             known = self._numbers[key] = self._stacks.setdefault(stack, new)
@@ -91,12 +86,26 @@ class CallSites:
         return known
 
 
-def _calls(frame: FrameType | None, count: int) -> Iterator[tuple[CodeType, int]]:
-    """Yield the code and the instruction of frames, the innermost first."""
-    for _ in range(count):
-        if frame is not None:
-            yield frame.f_code, frame.f_lasti
+_BACK: Final = ("", "f_back.", "f_back.f_back.", "f_back.f_back.f_back.")
+_four_of: Final = attrgetter(
+    *(back + name for back in _BACK for name in ("f_code", "f_lasti")), _BACK[-1] + "f_back"
+)
+"""Returns code and instruction of a frame and the three outside of it, and the frame after these:
+in one call, since a stack is looked at for each op."""
+
+
+def _codes_and_places(frame: FrameType | None) -> list[Any]:
+    """Return the code and the instruction of each frame in turn, the innermost first."""
+    found: list[Any] = []
+    try:
+        while frame is not None and len(found) < _DEPTH:
+            *four, frame = _four_of(frame)
+            found += four
+    except AttributeError:  # fewer than four are left
+        while frame is not None:
+            found += (frame.f_code, frame.f_lasti)
             frame = frame.f_back
+    return found
 
 
 def _stack(calls: Sequence[tuple[CodeType, int]]) -> tuple[Stack, Place]:

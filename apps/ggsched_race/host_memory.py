@@ -7,7 +7,7 @@ queued copy has other content than when the copy was queued.
 """
 
 import ctypes
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -52,9 +52,14 @@ class HostMemory:
 
     def remove(self, memory: int) -> None:
         """Stop following memory that ends."""
-        self._ranges = [r for r in self._ranges if r.memory != memory]
-        self._begins.pop(memory, None)
-        self._sources = [s for s in self._sources if s.memory != memory]
+        start = self._begins.pop(memory, None)
+        if start is not None:
+            k = bisect_left(self._ranges, (start,))
+            while self._ranges[k].memory != memory:
+                k += 1
+            del self._ranges[k]
+        if self._sources:
+            self._sources = [s for s in self._sources if s.memory != memory]
 
     @property
     def is_empty(self) -> bool:

@@ -154,6 +154,7 @@ class Op(NamedTuple):
         names: The arguments' names, by position.
         overwrites: Whether it reads nothing of what it writes.
         chosen: Which rows ids choose.
+        is_aliasing: Whether a result may be an argument.
         waits_first: Whether the host waits inside, if it does, before it launches the work.
     """
 
@@ -163,6 +164,7 @@ class Op(NamedTuple):
     names: tuple[str, ...]
     overwrites: bool
     chosen: Chosen | None
+    is_aliasing: bool = True
     waits_first: bool = False
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
@@ -230,6 +232,7 @@ def op_of(func: Any) -> Op:
         tuple(a.name for a in schema.arguments),
         is_out or name in _OVERWRITES,
         _CHOSEN.get(name) if schema.name.startswith("aten::") else None,
+        bool(aliases) or schema.is_mutable or not schema.name.startswith("aten::"),
         name in _WAITS_FIRST,
     )
 

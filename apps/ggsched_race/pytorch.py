@@ -285,7 +285,7 @@ class Recorder:
             stream: Where it runs, if not on the calling thread's stream.
         """
         found, outputs = op.arguments(args, kwargs), tensors_in(result)
-        if found and outputs:
+        if found and outputs and op.is_aliasing:
             inputs = {id(t) for _, t, _ in found}
             outputs = [t for t in outputs if id(t) not in inputs]
         device, device_of = None, self.platform.device_of

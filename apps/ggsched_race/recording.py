@@ -168,8 +168,11 @@ class Recording:
 
     def stream(self, key: StreamKey, is_blocking: bool = False) -> int:
         """Return the actor of a stream; one that is new is named after the line that makes it."""
+        known = self._actors.get(key)
+        if known is not None:
+            return known
         with self.lock:
-            if key in self._actors:
+            if key in self._actors:  # meanwhile
                 return self._actors[key]
             at = self.sites.here() if key[1] else -1
             name = self.name_at(at) if key[1] else "default stream"
