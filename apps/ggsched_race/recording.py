@@ -10,6 +10,7 @@ What is written is a journal: lines for actors and stacks, which a trace has in 
 the records. ``trace_of_journal`` puts them there, also where the program ended in the middle.
 """
 
+import gc
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,6 +61,31 @@ class _Graph:
         self.is_replayed = False
 
 
+class RecordLock:
+    """Held while something is recorded; by one thread, as often as it likes.
+
+    The garbage collector pauses meanwhile: a finalizer of the program may wait for a lock that
+    another thread holds, and that thread would wait here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth, self._pauses = 0, False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1:
+            self._pauses = gc.isenabled()
+            gc.disable()
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if not self._depth and self._pauses:
+            gc.enable()
+        self._lock.release()
+
+
 class Recording:
     """Writes records in the order of the host's calls.
 
@@ -96,7 +122,7 @@ class Recording:
         self._pooled: set[int] = set()
         self._dead: set[int] = set()
         self.sites = CallSites(self._add_site)
-        self.lock = threading.RLock()
+        self.lock = RecordLock()
         self.thread_actor: Callable[[bool], int] | None = None
         self._notices: set[str] = set()
         self._add_actor("host", "host", "host", "", -1)

@@ -1,5 +1,6 @@
 """Bytes of views, blocks of allocators, host memory, stacks and journals: without PyTorch."""
 
+import gc
 import io
 import pickle
 from itertools import pairwise, product
@@ -551,3 +552,28 @@ def test_all_patches_are_put_back_where_leaving_fails():
         replaced()
     assert Owner.own == 1
     assert not hasattr(Owner, "new")
+
+
+def test_no_finalizer_of_the_program_runs_while_something_is_recorded():
+    """It could wait for a lock of a thread that waits to record."""
+    recording, ended = Recording(io.BytesIO(), "finalizers"), []
+
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            ended.append(self)
+
+    before = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        with recording.lock, recording.lock:
+            Cycle()
+            kept = [[] for _ in range(1000)]
+            inside = len(ended)
+        kept += [[] for _ in range(1000)]
+    finally:
+        gc.set_threshold(*before)
+    assert (inside, len(ended)) == (0, 1)
+    assert gc.isenabled()
