@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
 
+from benchmarks.gpu import race_programs  # noqa: E402
 from ggsched_race.watch import watch  # noqa: E402
 from tests.race import programs, test_ordinary_programs  # noqa: E402
 
@@ -130,14 +131,14 @@ def test_threads_are_as_before_after_a_recording():
 @pytest.mark.parametrize(
     "program",
     [
-        test_ordinary_programs.loader_with_prefetch, test_ordinary_programs.several_threads,
-        test_ordinary_programs.backward_of_several_streams, test_ordinary_programs.sgd,
-        test_ordinary_programs.inference_with_overlap,
+        race_programs.prefetch, race_programs.eager, race_programs.decode,
+        test_ordinary_programs.several_threads, test_ordinary_programs.backward_of_several_streams,
     ],
     ids=lambda p: p.__name__,
 )  # fmt: skip
 def test_ordinary_program_is_clean_with_threads_apart(program):
-    report = report_of(program, threads=True)
+    steps = (3,) if program.__module__ == race_programs.__name__ else ()
+    report = report_of(program, *steps, threads=True)
     assert report.is_clean, report.to_text()
 
 

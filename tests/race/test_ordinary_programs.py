@@ -8,8 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
 
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
+from benchmarks.gpu.race_programs import PROGRAMS  # noqa: E402
 from ggsched_race.watch import watch  # noqa: E402
 
 
@@ -17,76 +16,6 @@ def report_of(program, **options):
     with watch(program.__name__, simulate=True, raises=False, **options) as watched:
         program()
     return watched.report
-
-
-def model():
-    return torch.nn.Sequential(
-        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
-    ).to("cuda")
-
-
-def train(optimizer, steps=3, **options):
-    net = model()
-    step_of = optimizer(net.parameters(), lr=0.1, **options)
-    for _ in range(steps):
-        x = torch.randn(4, 8).to("cuda", non_blocking=True)
-        target = torch.randint(4, (4,), device="cuda")
-        loss = torch.nn.functional.cross_entropy(net(x), target)
-        step_of.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        step_of.step()
-    return loss.item()
-
-
-def sgd():
-    train(torch.optim.SGD, momentum=0.9)
-
-
-def adam_foreach():
-    train(torch.optim.Adam, foreach=True)
-
-
-def adamw_per_tensor():
-    train(torch.optim.AdamW, foreach=False)
-
-
-class Prefetcher:
-    """Uploads the next batch on a stream of its own."""
-
-    def __init__(self, loader):
-        self.loader, self.stream = iter(loader), torch.cuda.Stream()
-        self.preload()
-
-    def preload(self):
-        self.batch = next(self.loader, None)
-        if self.batch is not None:
-            with torch.cuda.stream(self.stream):
-                self.batch = [t.cuda(non_blocking=True) for t in self.batch]
-                self.batch[0] = self.batch[0].div_(2)
-
-    def __iter__(self):
-        while self.batch is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
-            batch = self.batch
-            for tensor in batch:
-                tensor.record_stream(torch.cuda.current_stream())
-            self.preload()
-            yield batch
-
-
-def loader_with_prefetch():
-    data = TensorDataset(torch.randn(24, 8), torch.randint(4, (24,)))
-    net = model()
-    for x, target in Prefetcher(DataLoader(data, batch_size=4, pin_memory=True)):
-        torch.nn.functional.cross_entropy(net(x), target).backward()
-
-
-def activation_offload():
-    net = model()
-    with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        loss = net(torch.randn(4, 8, device="cuda")).sum()
-    loss.backward()
 
 
 def offload_on_a_side_stream():
@@ -107,25 +36,6 @@ def offload_on_a_side_stream():
         torch.cuda.current_stream().wait_stream(side)
         back.record_stream(torch.cuda.current_stream())
         x = x * back
-
-
-def graph_replay_loop():
-    """As in PyTorch's own notes: warm-up on a side stream, capture, copy inputs in, replay."""
-    net = model().requires_grad_(False)
-    static = torch.zeros(4, 8, device="cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            net(static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = net(static)
-    for step in range(4):
-        static.copy_(torch.full((4, 8), float(step), device="cuda"))
-        graph.replay()
-        assert torch.equal(output, net(static))
 
 
 def graph_of_several_streams():
@@ -161,24 +71,6 @@ def backward_of_several_streams():
             w.grad = None
 
 
-def inference_with_overlap():
-    """A decoder's loop: rows of a cache, sampled ids, downloads on a stream of their own."""
-    cache = torch.zeros(16, 4, device="cuda")
-    landing = torch.zeros(2, dtype=torch.int64, pin_memory=True)
-    fetch = torch.cuda.Stream()
-    ids = torch.zeros(2, dtype=torch.int64, device="cuda")
-    for step in range(4):
-        cache[torch.tensor([step, step + 8], device="cuda")] = 1.0
-        ids = (cache[ids].sum(1) % 7).long()
-        ready = torch.cuda.current_stream().record_event()
-        with torch.cuda.stream(fetch):
-            fetch.wait_event(ready)
-            ids.record_stream(fetch)
-            landing.copy_(ids, non_blocking=True)
-        fetch.synchronize()
-        assert len(landing.numpy().tolist()) == 2
-
-
 def several_threads():
     done = []
 
@@ -196,17 +88,11 @@ def several_threads():
     assert sorted(done) == [0.0, 16.0, 32.0]
 
 
-def compiled():
-    function = torch.compile(lambda x: torch.relu(x) + 1)
-    assert function(torch.ones(4, device="cuda")).tolist() == [2.0] * 4
-
-
 @pytest.mark.parametrize(
     "program",
     [
-        sgd, adam_foreach, adamw_per_tensor, loader_with_prefetch, activation_offload,
-        offload_on_a_side_stream, graph_replay_loop, graph_of_several_streams,
-        backward_of_several_streams, inference_with_overlap, several_threads, compiled,
+        offload_on_a_side_stream, graph_of_several_streams, backward_of_several_streams,
+        several_threads,
     ],
     ids=lambda p: p.__name__,
 )  # fmt: skip
@@ -214,6 +100,21 @@ def test_ordinary_program_is_clean(program):
     report = report_of(program)
     assert report.is_clean, report.to_text()
     assert report.records > 3
+
+
+GLOO = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+LIBRARIES = ("triton", "cupy", *(() if GLOO else ("ddp", "fsdp2")))
+SIMULATED = [name for name in PROGRAMS if name not in LIBRARIES]
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_ordinary_program_for_a_gpu_is_clean_in_the_simulation(name, monkeypatch):
+    """Training, prefetching, offloading, graphs, decoding, data-parallel: as measured on a GPU."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with watch(name, simulate=True, raises=False) as watched:
+        PROGRAMS[name](3)
+    assert watched.report.is_clean, watched.report.to_text()
+    assert watched.report.records > 50
 
 
 def test_program_of_a_thread_is_recorded():
@@ -445,7 +346,7 @@ def test_everything_is_as_before_after_a_recording():
 
     before = [vars(torch.cuda).copy(), vars(torch.Tensor).copy(), torch.cuda.Stream]
     callbacks = len(_gpu_trace.EventRecordCallbacks.callback_list)
-    assert report_of(sgd).is_clean
+    assert report_of(several_threads).is_clean
     assert [vars(torch.cuda), vars(torch.Tensor), torch.cuda.Stream] == before
     assert len(_gpu_trace.EventRecordCallbacks.callback_list) == callbacks
     assert not torch.ones(1).is_cuda
