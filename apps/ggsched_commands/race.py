@@ -1,5 +1,6 @@
 """``ggsched race``: look for races of streams in a PyTorch program."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -84,10 +85,11 @@ def race(
 ) -> int:
     """Run SCRIPT with ARGS and look for races of its CUDA streams.
 
-    SCRIPT is a PyTorch program, or a trace that -o has written (FILE.jsonl). The program runs
-    unchanged in a process of its own; its output goes where it always goes. The exit code is 1 if
-    anything is found, else that of the program. Ctrl-C, SIGTERM and SIGHUP end the program; what
-    was found until then is reported.
+    SCRIPT is a PyTorch program, or a trace that -o has written (FILE.jsonl); traces of several
+    ranks of one program are judged together, with the order of their collectives. {rank} in the
+    FILE of -o stands for the rank. The program runs unchanged in a process of its own; its output
+    goes where it always goes. The exit code is 1 if anything is found, else that of the program.
+    Ctrl-C, SIGTERM and SIGHUP end the program; what was found until then is reported.
     """
     from ggsched_race.html_page import to_html
     from ggsched_race.report import RaceReport, check_program
@@ -95,6 +97,7 @@ def race(
     from ggsched_race.watch import read_suppressions
 
     refuse_overwriting(click.get_current_context())
+    output = output and output.replace("{rank}", os.environ.get("RANK", "0"))
     outputs: tuple[tuple[str | None, str, Callable[[bytes, RaceReport], bytes]], ...] = (
         (output, "the trace", lambda data, _: data),
         (sarif, "the SARIF log", lambda _, report: msgspec.json.encode(to_sarif(report))),
@@ -113,11 +116,12 @@ def race(
     if script.endswith(".jsonl") and not is_module:
         flags = {"--simulate": simulate, "--no-rows": no_rows, "--threads": threads}
         flags |= {"--cupti": cupti, "--live": live}
-        extra = [flag for flag, is_given in flags.items() if is_given] or args
+        extra = [flag for flag, is_given in flags.items() if is_given]
+        extra += [argument for argument in args if not argument.endswith(".jsonl")]
         if extra:
             hint = "leave it out, or name a program"
             raise UsageError(f"{extra[0]} means nothing for a trace", where=script, hint=hint)
-        run = _Run(read_argument(script), 0, "")
+        run = _of_ranks((script, *args), patterns) if args else _Run(read_argument(script), 0, "")
     else:
         from ggsched_race.program import ProgramOptions
 
@@ -142,6 +146,18 @@ def race(
             with output_file(path, what) as file:
                 file.write(content(data, report))
     return code if report.is_clean else _FINDING
+
+
+def _of_ranks(files: Sequence[str], patterns: Sequence[str]) -> "_Run":
+    """Return the report of the ranks of a program, of which each has a trace."""
+    from ggsched_race.collectives import merged, rank_of
+    from ggsched_race.report import check_program
+
+    ranks = []
+    for file in files:
+        data = read_argument(file)
+        ranks.append(rank_of(data, check_program(data, file, suppressions=patterns)))
+    return _Run(b"", 0, "", merged(ranks))
 
 
 class _Run(NamedTuple):

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
+from ggsched_race.collectives import group_of
 from ggsched_race.foreign_array import ForeignArray
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.host_threads import HostThreads
@@ -252,6 +253,7 @@ class Recorder:
     def _collective(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Record a collective: on the stream that the library lets wait inside, if it does."""
         deferred = self._local.deferred or []
+        self._note_collective(op, args, kwargs)
         here = self.stream()
         waiting = [k for k, (_, actor) in enumerate(deferred) if actor not in (None, here)]
         if not waiting:
@@ -270,6 +272,14 @@ class Recorder:
             for tensor in tensors_in(result):
                 work.touch(tensor, None, True, True)
             work.emit(op.label)
+
+    def _note_collective(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Let the next record say which collective it is, so that ranks can be compared."""
+        group = group_of((*args, *kwargs.values()))
+        name = op.label.partition(".")[2]
+        if group is not None and not name.startswith(("send", "recv")):
+            found = op.arguments(args, kwargs)
+            self.recording.collective(*group, name, sum(t.nbytes for _, t, _ in found))
 
     def _plain(
         self,

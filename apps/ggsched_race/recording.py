@@ -125,6 +125,7 @@ class Recording:
         self.lock = RecordLock()
         self.thread_actor: Callable[[bool], int] | None = None
         self._notices: set[str] = set()
+        self._groups: dict[str, int] = {}
         self._add_actor("host", "host", "host", "", -1)
 
     # --- the journal ------------------------------------------------------------------------------
@@ -180,6 +181,25 @@ class Recording:
         if site not in self._site_names:
             self._site_names[site] = assigned_name(*self._stacks[site])
         return self._site_names[site]
+
+    def collective(
+        self, group: str, ranks: Sequence[int], rank: int, name: str, nbytes: int
+    ) -> None:
+        """Say that this process takes part in the next collective of a group.
+
+        Args:
+            ranks: Those of the group.
+            rank: Of this process.
+            name: Of the op.
+            nbytes: Of the tensors that it is given.
+        """
+        if group not in self._groups:
+            self._groups[group] = 0
+            self._write({"group": group, "ranks": ranks, "rank": rank})
+        number = self._groups[group]
+        self._groups[group] += 1
+        called = {"of": group, "number": number, "name": name, "nbytes": nbytes}
+        self._write({"collective": {**called, "at": self.sites.here()}})
 
     # --- actors -----------------------------------------------------------------------------------
 
@@ -467,6 +487,7 @@ def trace_of_journal(journal: bytes) -> bytes:
         UsageError: a line that is not JSON before the last one.
     """
     name, actors, sites, notices, entries = "program", [], [], [], []
+    ranks: dict[str, Any] = {}
     decode = msgspec.json.Decoder().decode
     lines = journal.split(b"\n")
     if lines[-1]:
@@ -484,6 +505,12 @@ def trace_of_journal(journal: bytes) -> bytes:
             actors += [found["new_actor"]] if "new_actor" in found else []
             sites += [found["frames"]] if "site" in found else []
             notices += [found["notice"]] if "notice" in found else []
+            if "group" in found:
+                ranks.setdefault("groups", {})[found["group"]] = found["ranks"]
+                ranks["rank"] = found["rank"]
+            if "collective" in found:
+                ranks.setdefault("collectives", []).append(found["collective"])
     header = {"format": FORMAT, "name": name, "actors": actors, "events": "latest", "sites": sites}
     header |= {"notices": notices} if notices else {}
+    header |= ranks if "collectives" in ranks else {}
     return b"\n".join([msgspec.json.encode(header), *entries, b""])
