@@ -16,6 +16,7 @@ class RealCuda:
 
     def __init__(self) -> None:
         torch._C._activate_gpu_trace()
+        self._is_in_use = False
 
     def device_of(self, tensor: Any) -> int | None:
         """Return the device of a tensor; None for the host."""
@@ -32,9 +33,11 @@ class RealCuda:
 
     def stream(self, device: int | None) -> StreamKey:
         """Return the key of the calling thread's stream."""
-        if not torch.cuda.is_initialized():
-            return device or 0, 0
-        device = torch.cuda.current_device() if device is None else device
+        if not self._is_in_use:
+            self._is_in_use = torch.cuda.is_initialized()
+            if not self._is_in_use:
+                return device or 0, 0
+        device = torch._C._cuda_getDevice() if device is None else device
         return device, torch._C._cuda_getCurrentRawStream(device)
 
     def key_of(self, stream: Any) -> StreamKey:
