@@ -116,11 +116,11 @@ def race(
     if script.endswith(".jsonl") and not is_module:
         flags = {"--simulate": simulate, "--no-rows": no_rows, "--threads": threads}
         flags |= {"--cupti": cupti, "--live": live}
-        extra = [flag for flag, is_given in flags.items() if is_given]
-        extra += [argument for argument in args if not argument.endswith(".jsonl")]
-        if extra:
+        odd = [flag for flag, is_given in flags.items() if is_given]
+        odd += [argument for argument in args if not argument.endswith(".jsonl")]
+        if odd:
             hint = "leave it out, or name a program"
-            raise UsageError(f"{extra[0]} means nothing for a trace", where=script, hint=hint)
+            raise UsageError(f"{odd[0]} means nothing for a trace", where=script, hint=hint)
         run = _of_ranks((script, *args), patterns) if args else _Run(read_argument(script), 0, "")
     else:
         from ggsched_race.program import ProgramOptions

@@ -254,8 +254,7 @@ class DriverCalls:
             memory = self._at(pointer)
             if memory is not None:
                 touched += self._bytes(pointer, memory.end - pointer)
-        flags = {"is_partial": True, "is_possible": True}
-        self._recording.work(actor, label, touched, touched, at, **flags)
+        self._recording.work(actor, label, touched, touched, at, is_partial=True, is_possible=True)
 
     def _copy(self, name: str, given: Given, actor: int, at: int) -> None:
         """Record a copy; from and to memory of the host that is not pinned the driver stages."""

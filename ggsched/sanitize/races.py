@@ -89,8 +89,11 @@ class AccessMap:
         for k in range(first, last):
             here = values[k]
             writer = here.writer
-            is_other = writer is not None and writer[0] != lane  # a lane is in order by itself
-            if is_other and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
+            if (
+                writer is not None
+                and writer[0] != lane  # a lane is in order by itself
+                and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]
+            ):
                 found.append((False, writer, *self._range(k, end)))
             if here.readers is None:
                 here.readers = {lane: number}
