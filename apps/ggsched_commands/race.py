@@ -118,6 +118,8 @@ def race(
         flags |= {"--cupti": cupti, "--live": live}
         odd = [flag for flag, is_given in flags.items() if is_given]
         odd += [argument for argument in args if not argument.endswith(".jsonl")]
+        if args:  # traces of ranks
+            odd += ["-o"] * (output is not None) + ["--advice"] * advice
         if odd:
             hint = "leave it out, or name a program"
             raise UsageError(f"{odd[0]} means nothing for a trace", where=script, hint=hint)

@@ -49,6 +49,17 @@ def test_ranks_call_the_same_collectives_of_their_groups(first, second, said, tm
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("option", [["-o", "x.jsonl"], ["--advice"], ["--cupti"]])
+def test_options_that_mean_nothing_for_traces_of_ranks_are_refused(option, tmp_path, capsys):
+    files = [str(tmp_path / f"{rank}.jsonl") for rank in (0, 1)]
+    for rank, file in enumerate(files):
+        with open(file, "wb") as out:
+            out.write(trace(rank, [REDUCE]))
+    given = [o.replace("x.jsonl", str(tmp_path / "x.jsonl")) for o in option]
+    assert main(["race", *given, *files]) == 2
+    assert f"{option[0]} means nothing for a trace" in capsys.readouterr().err
+
+
 def test_two_traces_of_one_rank_are_refused(tmp_path, capsys):
     files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for file in files:
