@@ -30,7 +30,12 @@ from ggsched.errors import UsageError
 from ggsched.printable import results, write_out
 from ggsched_commands.bench_compare import compare_files
 from ggsched_commands.help_groups import GroupedCommand
-from ggsched_commands.model_options import memory_check_option, model_options, open_session
+from ggsched_commands.model_options import (
+    draft_options,
+    memory_check_option,
+    model_options,
+    open_session,
+)
 
 if TYPE_CHECKING:
     from ggsched_llm.session import Session
@@ -103,6 +108,7 @@ def _with_compute_options(function: F) -> F:
     "1",
     metavar="N,...",
 )
+@draft_options
 @option("-r --repetitions", "How often each test is measured.", at_least(1), 5)
 @option("-o --output form", "Form of the results.", one_of("md", "json", "csv"), "md")
 @click.option(
@@ -136,7 +142,8 @@ def bench(
     """Measure how fast MODEL reads prompts and generates.
 
     Tests are called pp for prompts and tg for generation, rates are tokens per second. Each test
-    runs once before it is measured. Tokens are random, and none is sampled. After Ctrl-C the tests
+    runs once before it is measured. Tokens are random, and none is sampled; with -md tg is the text
+    that follows, since a draft predicts no other. After Ctrl-C the tests
     that are done are written, in each form.
 
     Several values of -t, -ngl, -ncmoe, -b, -ub, -ctk and -ctv, as in -t 1,2, are measured each.
@@ -311,6 +318,7 @@ def _json(facts: dict[str, Any], speed: "Speed") -> dict[str, Any]:
         "avg_ts": speed.mean,
         "stddev_ts": speed.deviation,
         "samples_ts": list(speed.rates),
+        **({"drafted": speed.drafted[0], "accepted": speed.drafted[1]} if speed.drafted[0] else {}),
     }
 
 

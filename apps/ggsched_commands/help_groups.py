@@ -9,6 +9,7 @@ from ggsched.cli.output_files import refuse_overwriting
 from ggsched.cli.spelling import Foreign
 from ggsched.flags import HOMES, PIPELINES
 from ggsched_commands.llama_cpp import llama_cpp_options
+from ggsched_llm.draft_options import SPECULATION
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Model": ("model_option", "metadata", "weights", "cache_type_k", "cache_type_v"),
@@ -18,6 +19,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "prompts", "generations", "pairs", "depths", "parallels", "repetitions",
     ),
     "Sampling": (),
+    SPECULATION: (),
     "ONNX models": ("inputs", "shapes", "constants", "dims"),
     HOMES: ("devices",),
     "Sizes": ("n_tokens", "n_past", "prompt_tokens"),

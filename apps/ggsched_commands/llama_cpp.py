@@ -46,6 +46,8 @@ _IGNORED: Final = {
     "times are always written, on stderr": "--perf --no-perf, --show-timings --no-show-timings",
     "where tokens are drawn follows from where logits are": "-bs --backend-sampling",
     "how far a measurement is is not written": "--progress",
+    "a draft model lives whole on its devices, see --draft-devices":
+        "--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft V",
 }  # fmt: skip
 """Options that change no result: a note says why they do nothing."""
 
@@ -122,7 +124,7 @@ _REFUSED: Final = {
         "--hellaswag, --hellaswag-tasks V, --winogrande, --winogrande-tasks V, --multiple-choice, "
         "--multiple-choice-tasks V, --kl-divergence, --save-all-logits --kl-divergence-base V, "
         "--ppl-output-type V = 0",
-    "there is no speculative decoding; leave it out":
+    "draft models have no such option here, see -md and --draft-max; leave it out":
         "--spec-draft-hf -hfd -hfrd --hf-repo-draft V, --spec-draft-threads -td --threads-draft V, "
         "--spec-draft-threads-batch -tbd --threads-batch-draft V, "
         "--spec-draft-cpu-mask -Cd --cpu-mask-draft V, "
@@ -138,18 +140,14 @@ _REFUSED: Final = {
         "--spec-draft-override-tensor -otd --override-tensor-draft V, "
         "--spec-draft-cpu-moe -cmoed --cpu-moe-draft, "
         "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft V, "
-        "--spec-draft-n-max V, --spec-draft-n-min V, --spec-synth-len V, --spec-synth-rates V, "
-        "--spec-draft-p-split --draft-p-split V, --spec-draft-p-min --draft-p-min V, "
+        "--spec-synth-len V, --spec-synth-rates V, --spec-draft-p-split --draft-p-split V, "
         "--spec-draft-backend-sampling --no-spec-draft-backend-sampling, "
-        "--spec-draft-device -devd --device-draft V, "
-        "--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft V, "
-        "--spec-draft-model -md --model-draft V, --spec-type V = none, --spec-ngram-mod-n-min V, "
+        "--spec-type V = none, --spec-ngram-mod-n-min V, "
         "--spec-ngram-mod-n-max V, --spec-ngram-mod-n-match V, --spec-ngram-simple-size-n V, "
         "--spec-ngram-simple-size-m V, --spec-ngram-simple-min-hits V, "
         "--spec-ngram-map-k-size-n V, --spec-ngram-map-k-size-m V, --spec-ngram-map-k-min-hits V, "
         "--spec-ngram-map-k4v-size-n V, --spec-ngram-map-k4v-size-m V, "
-        "--spec-ngram-map-k4v-min-hits V, --draft --draft-n --draft-max V, "
-        "--draft-min --draft-n-min V, --spec-ngram-size-n V, --spec-ngram-size-m V, "
+        "--spec-ngram-map-k4v-min-hits V, --spec-ngram-size-n V, --spec-ngram-size-m V, "
         "--spec-ngram-min-hits V, --spec-default, "
         "-lcs --lookup-cache-static V, -lcd --lookup-cache-dynamic V",
     "models of images, sound and speech are not supported; give a text model":

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -23,6 +23,7 @@ from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.flags import HOMES
 from ggsched_commands.model_file import MODEL_FILE, key_values
+from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.fit import LEAST_CONTEXT, FitRequest
 from ggsched_llm.session_options import SessionOptions
 
@@ -103,6 +104,11 @@ def model_options(function: F) -> F:
     return with_options(function, _OPTIONS)
 
 
+def draft_options(function: F) -> F:
+    """Add options of a draft model, which ``open_session`` takes where they are given."""
+    return with_options(function, [*record_options(DraftOptions)])
+
+
 memory_check_option = click.option(
     "--memory-check/--no-memory-check",
     "checks_memory",
@@ -139,6 +145,7 @@ def open_session(
 
     metadata = dict(pair for pairs in given["metadata"] for pair in pairs)
     model = load_model(given["model"], weights=given["weights"], overrides=metadata)
+    draft = given.get("draft_model") and load_model(given["draft_model"], weights=given["weights"])
     n_ctx = given["n_ctx"] or n_ctx
     fit = record_of(FitRequest, given, least_ctx=None if n_ctx else LEAST_CONTEXT)
     options = record_of(
@@ -162,6 +169,8 @@ def open_session(
         recorder=recorder,
     )
     try:
+        if draft:
+            session.use_draft(draft, record_of(DraftOptions, given))
         _log_session(session)
         _remark(session, given)
     except BaseException:
@@ -214,3 +223,8 @@ def _remark(session: "Session", given: Mapping[str, Any]) -> None:
         _LOG.warning("-ngl has no effect: %s: no accelerator among the devices", names)
     if remark := check_caches(session.homes, session.spec, devices):
         _LOG.warning("-ngl: %s", remark)
+    if "draft_model" in given and session.draft is None:
+        for field in fields(DraftOptions):
+            if given[field.name] != field.default:
+                name, *_ = field.metadata["flag"].names.split()
+                _LOG.warning("%s has no effect without -md", name)

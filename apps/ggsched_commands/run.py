@@ -32,7 +32,12 @@ from ggsched.files.reading import read_prose
 from ggsched.printable import results, write_out
 from ggsched_commands.help_groups import GroupedCommand
 from ggsched_commands.model_file import EXAMPLE, is_bundled
-from ggsched_commands.model_options import memory_check_option, model_options, open_session
+from ggsched_commands.model_options import (
+    draft_options,
+    memory_check_option,
+    model_options,
+    open_session,
+)
 from ggsched_commands.onnx_options import is_given, onnx_options
 from ggsched_commands.progress import loading
 from ggsched_commands.run_stats import measured_lines, pipeline_line, session_stats, stats_line
@@ -84,6 +89,7 @@ def _with_sampling(function: F) -> F:
     metavar="N",
 )
 @_with_sampling
+@draft_options
 @option(
     "-r --reverse-prompt --stop stops",
     "End the text at this string, which is not written. May be repeated.",

@@ -37,6 +37,12 @@ def session_stats(session: "Session") -> dict[str, Any]:
         "weight_bytes": _resident(session, "weight"),
         "state_bytes": _resident(session, "state"),
     }
+    if session.draft is not None or timing.rounds:
+        out["draft"] = {
+            "rounds": timing.rounds,
+            "drafted_tokens": timing.drafted,
+            "accepted_tokens": timing.accepted,
+        }
     if session.default_devices is not None:
         out["default_devices"] = asdict(session.default_devices)
     out.update(_expectation(session))
@@ -113,8 +119,26 @@ def _expert_lines(stats: dict[str, Any]) -> list[str]:
 
 
 def measured_lines(stats: dict[str, Any]) -> list[str]:
-    """Return what was counted of experts, and what ``--streams autotune`` found for each graph."""
-    return [*_expert_lines(stats), *(_measured_line(m) for m in stats.get("streams_measured", ()))]
+    """Return what was counted of drafts and experts, and what ``--streams autotune`` found."""
+    return [
+        *_draft_lines(stats),
+        *_expert_lines(stats),
+        *(_measured_line(m) for m in stats.get("streams_measured", ())),
+    ]
+
+
+def _draft_lines(stats: dict[str, Any]) -> list[str]:
+    draft = stats.get("draft")
+    if draft is None:
+        return []
+    rounds, drafted, accepted = draft.values()
+    if not rounds:
+        return ["draft: not used: too few tokens, or it would gain no time"]
+    steps = stats["decode_tokens"] - accepted
+    share, each = accepted / drafted, stats["decode_tokens"] / steps
+    return [
+        f"draft: {share:.2f} accepted, {each:.1f} tokens a step; {rounds} of {steps} steps drafted"
+    ]
 
 
 def _measured_line(m: dict[str, Any]) -> str:

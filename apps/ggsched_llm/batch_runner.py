@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from math import isfinite
 from typing import TypeVar
 
@@ -76,6 +77,38 @@ class _Step:
     top: int
     largest: int
     token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRows:
+    """A micro-batch that was started, of which several tokens get logits.
+
+    Attributes:
+        n_rows: Of how many tokens, the first ones, anything is wanted; others are padding.
+        note: Checks that logits are finite.
+    """
+
+    run: StartedRun
+    graph: Graph
+    n_rows: int
+    note: Callable[[np.ndarray], bool]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody would wait for it."""
+        return self.run.is_done
+
+    def logits(self) -> np.ndarray:
+        """Wait, and return float32 (tokens, vocabulary)."""
+        logits: np.ndarray = self.run.outputs()[self.graph.outputs[0]][: self.n_rows]
+        self.note(logits)
+        return logits
+
+    def tokens(self) -> list[int]:
+        """Wait, and return what a graph that chooses chose, up to what is not finite."""
+        out, (top, largest) = self.run.outputs(), self.graph.outputs
+        chosen = zip(out[top][: self.n_rows, 0], out[largest][: self.n_rows], strict=True)
+        return [int(token) for token, _ in takewhile(lambda found: self.note(found[1]), chosen)]
 
 
 class BatchRunner:
@@ -191,7 +224,7 @@ class BatchRunner:
                 n_out=n_out,
                 n_ctx=n_ctx,
                 chooses=chooses,
-                keeps=chooses and self.keeps,
+                keeps=chooses and self.keeps and n_tokens == 1,
             )
             if self._rewrite is not None:
                 built = self._rewrite(built)
@@ -341,6 +374,37 @@ class BatchRunner:
             return int(out[step.top][0, 0])
         self._has_nonfinite = True  # also if the second run is never made
         return None
+
+    def start_rows(
+        self,
+        tokens: Sequence[int],
+        n_past: int,
+        out_rows: Sequence[int],
+        *,
+        size: int,
+        chooses: bool = False,
+    ) -> StartedRows:
+        """Start tokens that follow ``n_past`` others as one micro-batch, padded to ``size``.
+
+        Rows of the cache behind the tokens are written, too, and have to be written again.
+
+        Args:
+            tokens: At least one.
+            n_past: Tokens before them.
+            out_rows: Which get logits, counted with the padding.
+            size: Tokens of the micro-batch, for which the cache has room.
+            chooses: Whether what follows them is chosen where the logits are.
+        """
+        self._drop_ahead()
+        ids = np.full(size, tokens[-1], np.int32)
+        ids[: len(tokens)] = tokens
+        graph = self._graph(size, n_past + size, len(out_rows), chooses)
+        self.last_plan = self._plan(graph)
+        inputs = span_inputs(graph, [Span(ids, n_past)], out_rows, self._spec.hparams.window)
+        scheduler, known = self._scheduler, self._scheduler.setup_s
+        run = scheduler.start(graph, inputs, self.constraints)
+        self._timing.setup_s += scheduler.setup_s - known
+        return StartedRows(run, graph, min(len(tokens), len(out_rows)), self._note)
 
     def _drop_ahead(self) -> None:
         """Wait for a step that was enqueued ahead and is not wanted; look at what it computed."""
@@ -508,8 +572,8 @@ class BatchRunner:
         self._timing.setup_s += self._scheduler.setup_s - known
         return out
 
-    def _note(self, logits: np.ndarray) -> None:
-        """Check that logits are finite, and note the largest one for the sampler.
+    def _note(self, logits: np.ndarray) -> bool:
+        """Return whether logits are finite; note that, and the largest one for the sampler.
 
         A value that is not finite in front of the output matrix is in each sum of its row, so one
         column shows it.
@@ -519,3 +583,4 @@ class BatchRunner:
             isfinite(logits[0, 0]) if len(logits) == 1 else np.isfinite(logits[:, 0]).all()
         )
         self._has_nonfinite |= not is_finite
+        return bool(is_finite)

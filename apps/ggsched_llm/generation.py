@@ -11,10 +11,8 @@ import numpy as np
 
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.run.call_guard import CallGuard
-from ggsched_llm.batch_runner import BatchRunner
+from ggsched_llm.draft import DraftedSequence, DraftedSteps
 from ggsched_llm.sampling import Sampler, Sampling
-from ggsched_llm.session_options import SessionOptions
-from ggsched_llm.timing import Timing
 
 _LOG: Final = logging.getLogger("ggsched")
 
@@ -22,12 +20,9 @@ Feed = Callable[[Sequence[int]], int | np.ndarray]
 """Feeds tokens; returns the next one where a device chose it, else logits."""
 
 
-class FedSequence(Protocol):
+class FedSequence(DraftedSequence, Protocol):
     """What generation needs of a session; see ``Session``."""
 
-    options: SessionOptions
-    timing: Timing
-    batches: BatchRunner
     _edits: int
 
     @property
@@ -46,12 +41,6 @@ class FedSequence(Protocol):
 
     def _reset(self) -> None:
         """Forget the sequence inside a call that is guarded already."""
-
-    def _feed(self, tokens: Sequence[int], *, all_logits: bool, copy: bool) -> np.ndarray:
-        """Feed tokens inside a call that is guarded already."""
-
-    def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
-        """Feed tokens likewise; return the next one if a device chose it, else logits."""
 
 
 def tokens_at_most(n_predict: int, n_fed: int, n_ctx: int) -> int:
@@ -87,8 +76,8 @@ def generate(
         keep = _checked_keep(session, keep, len(prompt))
     is_shown = on_logits is not None  # to somebody who may keep them
     first = partial(session.feed, all_logits=is_shown)
-    later: Feed = partial(session._feed, all_logits=False, copy=is_shown)
     chooses = sampling.is_greedy and not is_shown
+    drafted = DraftedSteps(session, sampler, chooses=chooses) if session.draft else None
     for i in range(max(1, n_predict)):
         with session.guard.hold("Session.generate", is_open=True):
             if i and session._edits != edits:
@@ -105,9 +94,8 @@ def generate(
                 del known[keep : keep + (len(known) - keep) // 2]
                 session._reset()
                 fed = known
-            if chooses:
-                later = partial(session._choose_next, goes_on=i + 1 < n_predict)
-            feed = partial(_feed_timed, session, later if i else first, is_prompt=not i)
+            step = _step(session, drafted, n_predict - i - 1, chooses, is_shown)
+            feed = partial(_feed_timed, session, step if i else first, drafted, is_prompt=not i)
             found, left = _fed(session, feed, fed, known, left)
             edits = session._edits
             if isinstance(found, int):
@@ -124,6 +112,17 @@ def generate(
         yield token
         known.append(token)
         fed = [token]
+
+
+def _step(
+    session: FedSequence, drafted: DraftedSteps | None, left: int, chooses: bool, is_shown: bool
+) -> Feed:
+    """Return what feeds a generated token and yields the next, behind which ``left`` are wanted."""
+    plain: Feed = partial(session._feed, all_logits=False, copy=is_shown)
+    if chooses:
+        goes_on = left > 0 and not (drafted and drafted.pacing.wants_draft(1))
+        plain = partial(session._choose_next, goes_on=goes_on)
+    return partial(drafted.feed, plain=plain, left=left) if drafted else plain
 
 
 def _fed(
@@ -184,16 +183,29 @@ def _checked_keep(session: FedSequence, keep: int, n_prompt: int) -> int:
 
 
 def _feed_timed(
-    session: FedSequence, feed: Feed, tokens: Sequence[int], *, is_prompt: bool
+    session: FedSequence,
+    feed: Feed,
+    drafted: DraftedSteps | None,
+    tokens: Sequence[int],
+    *,
+    is_prompt: bool,
 ) -> int | np.ndarray:
     """Feed a prompt or a generated token; setting up does not count."""
     timing = session.timing
     began, setup_s = time.perf_counter(), timing.setup_s
     found = feed(tokens)
+    if is_prompt and drafted is not None:
+        drafted.read_prompt()
     seconds = time.perf_counter() - began - (timing.setup_s - setup_s)
     if is_prompt:
         timing.prompt_tokens += len(tokens)
         timing.prompt_s += seconds
+    elif drafted is not None and not drafted.is_plain:
+        timing.decode_tokens += 1
+        timing.decode_s += seconds
     else:
-        timing.note_step(session.batches.step_s if isinstance(found, int) else seconds)
+        seconds = session.batches.step_s if isinstance(found, int) else seconds
+        timing.note_step(seconds)
+        if drafted is not None:
+            drafted.pacing.note_plain(seconds)
     return found

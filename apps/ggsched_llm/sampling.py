@@ -119,6 +119,11 @@ class Sampler:
         self._recent = deque(prompt, maxlen=min(sampling.repeat_last_n, maxsize))
         self._random = np.random.default_rng(sampling.seed)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the first of the largest logits is taken, whatever came before."""
+        return self._sampling.is_greedy
+
     def choose(self, logits: np.ndarray, best: int | None = None) -> int:
         """Return a token for logits of shape (vocabulary,).
 

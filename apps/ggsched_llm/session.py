@@ -1,5 +1,6 @@
 """A session: one sequence of tokens, its KV cache, and the scheduler that runs the model on it."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggsched.backend.protocols import Device
+from ggsched.backend.registry import open_devices
 from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
 from ggsched.errors import UsageError
@@ -26,6 +28,8 @@ from ggsched.trace.recorder import Recorder
 from ggsched_llm.batch_runner import BatchRunner
 from ggsched_llm.choice_apart import devices_by_default
 from ggsched_llm.default_devices import DefaultDevices
+from ggsched_llm.draft import Draft, check_vocabularies
+from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.fit import Fit
 from ggsched_llm.generation import generate
 from ggsched_llm.homes import ChosenHomes, choose_homes
@@ -111,7 +115,8 @@ class Session:
         )
         self._asked = self.spec, self.options
         self.timing = Timing()
-        self._n_past = 0
+        self.draft: Draft | None = None
+        self._tokens: list[int] = []
         self._edits = 0  # of the sequence; what is being generated belongs to one of them
         try:
             self._settle()
@@ -150,10 +155,10 @@ class Session:
 
     def _restart(self) -> None:
         """Begin anew after a fault, on the devices that there are now, with an empty sequence."""
+        self._drop_draft()  # its devices may be those that are opened again
         self.scheduler.reset()
         self._settle()
-        self._n_past = 0
-        self._edits += 1
+        self._cut(0)
 
     @property
     def guard(self) -> CallGuard:
@@ -173,7 +178,7 @@ class Session:
     @property
     def n_past(self) -> int:
         """Tokens in the sequence so far."""
-        return self._n_past
+        return len(self._tokens)
 
     @guarded(is_open=True, may_nest=True)
     def graph(self, n_tokens: int, n_past: int, n_out: int) -> Graph:
@@ -299,13 +304,24 @@ class Session:
     def _feed(self, tokens: Sequence[int], all_logits: bool, *, copy: bool) -> np.ndarray:
         """Append tokens. Without copy, logits are to be read before anything else is fed."""
         self._check(tokens)
-        if not self._n_past:
+        if not self._tokens:
             self._clear_nonfinite()
         whole = np.asarray(tokens, np.int32)
-        logits = self.batches.run(whole, self._n_past, all_logits=all_logits, copy=copy)
-        self._n_past += len(whole)
-        self._edits += 1
+        logits = self.batches.run(whole, self.n_past, all_logits=all_logits, copy=copy)
+        self._take(tokens)
         return logits
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        """Take note that tokens have been run."""
+        self._tokens.extend(tokens)
+        self._edits += 1
+
+    def _cut(self, n_tokens: int) -> None:
+        """Forget all but the first tokens."""
+        del self._tokens[n_tokens:]
+        self._edits += 1
+        if self.draft is not None:
+            self.draft.keep(n_tokens)
 
     def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
         """Append tokens; return the next one if it was chosen on a device, else logits.
@@ -314,11 +330,10 @@ class Session:
         """
         if len(tokens) == 1 and self.batches.chooses:
             self._check(tokens)
-            past, goes_on = self._n_past, goes_on and self._n_past + 1 < self.options.n_ctx
+            past, goes_on = self.n_past, goes_on and self.n_past + 1 < self.options.n_ctx
             token = self.batches.run_and_choose(int(tokens[0]), past, goes_on=goes_on)
             if token is not None:
-                self._n_past += 1
-                self._edits += 1
+                self._take(tokens)
                 return token
         return self._feed(tokens, False, copy=False)
 
@@ -400,8 +415,7 @@ class Session:
             self._reset()
 
     def _reset(self) -> None:
-        self._n_past = 0
-        self._edits += 1
+        self._cut(0)
         self._clear_nonfinite()
 
     def _clear_nonfinite(self) -> None:
@@ -434,13 +448,13 @@ class Session:
             ...     session.n_past
             2
         """
-        if not 0 <= n_tokens <= self._n_past:
+        if not 0 <= n_tokens <= self.n_past:
             what = f"the sequence cannot be cut to {n_tokens} tokens"
-            raise UsageError(what, why=f"it has {self._n_past}")
+            raise UsageError(what, why=f"it has {self.n_past}")
         if not n_tokens:
             self.reset()
             return
-        if n_tokens < self._n_past:
+        if n_tokens < self.n_past:
             hint = "call reset() and feed the tokens again, or copy() one of session.sequences"
             refuse_to_cut(self.spec, "the sequence", hint)
         if self.batches.has_nonfinite:
@@ -449,8 +463,61 @@ class Session:
                 why="logits were not finite, so the KV cache may hold such numbers",
                 hint="call reset(), then feed the tokens again",
             )
-        self._n_past = n_tokens
-        self._edits += 1
+        self._cut(n_tokens)
+
+    @guarded()
+    def use_draft(self, model: Model, options: DraftOptions | None = None) -> None:
+        """Let ``generate`` verify what a draft model proposes (``ggsched_llm.draft``).
+
+        The tokens are those of the model alone, up to rounding: a micro-batch of several tokens may
+        be computed by other kernels than one token. While drafts gain no time, none are made. The
+        draft is closed with the session, or when another one takes its place.
+
+        Args:
+            model: The draft, small, with the same vocabulary.
+            options: Its devices, and how many tokens it proposes.
+
+        Raises:
+            UsageError: another vocabulary, or one of the models keeps states that cannot be rolled
+                back.
+            BackendUnavailable: a device of the draft that does not exist.
+
+        Examples:
+            >>> with Session(model, ["cpu:0"]) as session:
+            ...     session.use_draft(model)
+            ...     model.tokenizer.decode(list(session.generate(tokens, 2)))
+            '46'
+        """
+        options = options or DraftOptions()
+        options.check()
+        for spec in (self.spec, model.spec):
+            refuse_to_cut(spec, "a draft", "generate without a draft model")
+        check_vocabularies(self.model, model)
+        self._drop_draft()
+        ours = {device.facts.name: device for device in self.scheduler.devices}
+        names = options.draft_devices or tuple(ours)[:1]
+        own: list[Device] = []
+        try:
+            if others := [name for name in names if name not in ours]:
+                own += open_devices(others, allow=self.scheduler.settings.backends)
+            known = ours | {device.facts.name: device for device in own}
+            devices = [known[name] for name in names if name in known] or own
+            sizes = SessionOptions(
+                n_ctx=self.options.n_ctx,
+                n_batch=self.options.n_batch,
+                n_ubatch=self.options.n_ubatch,
+            )
+            inner = Session(model, devices, sizes, settings=self.scheduler.settings)
+        except BaseException:
+            for device in own:
+                device.close()
+            raise
+        self.draft = Draft(inner, options, own, is_apart=not ours.keys() & set(names))
+
+    def _drop_draft(self) -> None:
+        draft, self.draft = self.draft, None
+        if draft is not None:
+            draft.close()
 
     def close(self) -> None:
         """Release everything; legal twice.
@@ -459,6 +526,9 @@ class Session:
             >>> session = Session(model, ["cpu:0"])
             >>> session.close()
         """
+        if self.draft is not None and os.getpid() == self.guard.process:
+            with self.guard.hold("Session.close"):
+                self._drop_draft()
         self.scheduler.close()
 
     def __enter__(self) -> Self:
@@ -552,9 +622,9 @@ class Session:
                 why=f"active: {', '.join(map(str, self._active))}",
                 hint="use session.sequences, or let them leave() first",
             )
-        if self._n_past + len(tokens) > self.options.n_ctx:
+        if self.n_past + len(tokens) > self.options.n_ctx:
             raise UsageError(
-                f"{self._n_past} + {len(tokens)} tokens do not fit the context",
+                f"{self.n_past} + {len(tokens)} tokens do not fit the context",
                 why=f"it holds {self.options.n_ctx}",
                 hint="use a larger -c, or a shorter prompt",
             )

@@ -58,10 +58,12 @@ class Speed:
 
     Attributes:
         seconds: Of each repetition.
+        drafted: Tokens that a draft model proposed meanwhile, and of them those that were accepted.
     """
 
     test: SpeedTest
     seconds: tuple[float, ...]
+    drafted: tuple[int, int] = (0, 0)
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -88,8 +90,13 @@ def measure(session: "Session", tests: Sequence[SpeedTest], repetitions: int) ->
     rng = np.random.default_rng(0)
     for test in tests:
         tokens = rng.integers(0, session.model.hparams.n_vocab, test.depth + test.n_tokens)
-        found = [_timed(session, test, tokens.tolist()) for _ in range(WARM_UP + repetitions)]
-        yield Speed(test, tuple(found[WARM_UP:]))
+        for _ in range(WARM_UP):
+            _timed(session, test, tokens.tolist())
+        timing = session.timing
+        before = timing.drafted, timing.accepted
+        found = [_timed(session, test, tokens.tolist()) for _ in range(repetitions)]
+        drafted = timing.drafted - before[0], timing.accepted - before[1]
+        yield Speed(test, tuple(found), drafted)
 
 
 def _timed(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
@@ -98,9 +105,20 @@ def _timed(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
         return _timed_together(session, test, tokens)
     if test.depth:
         session.feed(tokens[: test.depth])
+    if session.draft is not None and test.n_gen:
+        return _timed_text(session, test, tokens[test.depth :])
     began = time.perf_counter()
     for fed in test.batches(tokens[test.depth :]):
         session.feed(fed)
+    return time.perf_counter() - began
+
+
+def _timed_text(session: "Session", test: SpeedTest, tokens: list[int]) -> float:
+    """Return the seconds of a prompt and the text that follows it: a draft predicts no others."""
+    fed = tokens[: test.n_prompt or 1]
+    began = time.perf_counter()
+    for _ in session.generate(fed, test.n_gen + (test.n_prompt > 0)):
+        pass
     return time.perf_counter() - began
 
 

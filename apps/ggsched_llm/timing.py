@@ -17,7 +17,11 @@ class Timing:
             them: they are not part of ``prompt_s``, ``decode_s`` and ``fastest_step_s``.
         batches: Batches of several micro-batches.
         joined: Of them, those that ran as one graph.
-        fastest_step_s: Seconds of the fastest of the decoding steps, 0 before there is one.
+        fastest_step_s: Seconds of the fastest of the decoding steps, 0 before there is one; of
+            those without a draft.
+        rounds: Decoding steps that verified a draft.
+        drafted: Tokens that these verified.
+        accepted: Of them, those that were chosen.
     """
 
     prompt_tokens: int = 0
@@ -29,6 +33,9 @@ class Timing:
     batches: int = 0
     joined: int = 0
     fastest_step_s: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def note_step(self, seconds: float) -> None:
         """Take note of a decoding step."""

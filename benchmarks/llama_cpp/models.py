@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,10 @@ MODELS: Final[Mapping[str, HParams]] = {
     "tiny": _llama("tiny", vocab=1024, embd=512, layers=4, heads=8, ff=1024),
     "110m": _llama("110m", vocab=4096, embd=1024, layers=8, heads=16, ff=2816),
     "1b": _llama("1b", vocab=128256, embd=2048, layers=16, heads=32, ff=8192),
+    "8b": HParams(
+        "llama", "8b", 8192, 128256, 4096, 32, 32, 8, 128, 14336, 1e-5, 128**-0.5,
+        RopeParams(128, "adjacent", 5e5),
+    ),
     "moe": HParams(
         "qwen3moe", "moe", 2048, 4096, 1024, 8, 16, 8, 64, 768, 1e-6, 0.125,
         RopeParams(64, "halves", 1e6), 32, 4,
@@ -39,10 +44,22 @@ _POOL: Final = 1 << 20
 """Elements that are drawn; larger tensors repeat them."""
 
 
-def write_model(folder: Path, name: str, dtype: str) -> Path:
-    """Write a model whose matrices (of ``moe``: experts) have a type; keep a file that is there."""
+def write_model(
+    folder: Path, name: str, dtype: str, *, n_layer: int = 0, damped: tuple[int, float] = (0, 1.0)
+) -> Path:
+    """Write a model whose matrices (of ``moe``: experts) have a type; keep a file that is there.
+
+    Args:
+        n_layer: Its first blocks only, which are those of the whole model; 0 for all.
+        damped: From which block on what blocks add is multiplied by a factor. With a small one the
+            first blocks alone mostly predict what all of them do.
+    """
     hp = MODELS[name]
-    path = folder / f"{name}-{dtype}.gguf"
+    first, factor = damped
+    kinds = [name, dtype, *([f"first{n_layer}"] if n_layer else [])]
+    hp = replace(hp, n_layer=n_layer or hp.n_layer)
+    kinds += [f"{factor:g}from{first}"] if first else []
+    path = folder / f"{'-'.join(kinds)}.gguf"
     if path.exists():
         return path
     partial = path.with_suffix(".partial")
@@ -63,7 +80,9 @@ def write_model(folder: Path, name: str, dtype: str) -> Path:
         kind = dtype_by_name(dtype)
         if hp.n_expert and len(need.shape) < 3:
             kind = BF16 if need.matrix else F32
-        values = _values(kind, need.shape, rng)
+        blk, _, part = need.name.removeprefix("blk.").partition(".")
+        is_damped = part.startswith(("attn_output", "ffn_down")) and int(blk) >= first > 0
+        values = _values(kind, need.shape, rng, factor if is_damped else 1.0)
         writer.add_tensor(need.name, values, raw_dtype=GGMLQuantizationType(GGUF_CODES[kind]))
     finish(writer)
     _read_back(partial)
@@ -84,14 +103,17 @@ def _read_back(path: Path) -> None:
             pass
 
 
-def _values(kind: DType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def _values(
+    kind: DType, shape: tuple[int, ...], rng: np.random.Generator, factor: float
+) -> np.ndarray:
     """Return random weights as the file has them."""
     rows = int(np.prod(shape[:-1]))
     drawn = min(rows, max(1, _POOL // shape[-1]))
     if kind.is_quantized:
-        packed = random_blocks(kind, (drawn, shape[-1]), 0.05, rng)
+        packed = random_blocks(kind, (drawn, shape[-1]), 0.05 * factor, rng)
     else:
-        plain = rng.standard_normal((drawn, shape[-1]), dtype=np.float32) * np.float32(0.02)
+        plain = rng.standard_normal((drawn, shape[-1]), dtype=np.float32)
+        plain *= np.float32(0.02 * factor)
         packed = plain
         if kind is F16:
             packed = plain.astype(np.float16)

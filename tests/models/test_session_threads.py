@@ -53,6 +53,7 @@ CALLS = {
     "Session.generate": lambda s: list(s.generate(OTHER, 2)),
     "Session.reset": lambda s: s.reset(),
     "Session.truncate": lambda s: s.truncate(0),
+    "Session.use_draft": lambda s: s.use_draft(s.model),
     "Sequences.join": lambda s: s.sequences.join(),
     "Sequences.leave": lambda s: s.sequences.leave(0),
     "Sequences.truncate": lambda s: s.sequences.truncate(0, 0),
