@@ -126,8 +126,15 @@ class Draft:
         self._next: int | None = None  # what follows all tokens of the draft's sequence
 
     def keep(self, n_tokens: int) -> None:
-        """Take note that the model's sequence is the same up to a number of tokens only."""
+        """Take note that what the model has behind a number of tokens may be taken back."""
         self._agreed = min(self._agreed, n_tokens)
+
+    def cut(self, n_tokens: int) -> None:
+        """Forget all but the first tokens, as the model does."""
+        self.keep(n_tokens)
+        if n_tokens < len(self.session._tokens):
+            self.session._cut(n_tokens)
+            self._next = None
 
     def propose(
         self,
@@ -168,10 +175,10 @@ class Draft:
         while at < end and own[at] == known[at]:
             at += 1
         if at < end:
-            self.session._cut(at)
+            self.cut(at)
         elif len(own) >= len(known) and self._next is None:
-            self.session._cut(len(known) - 1)
-        self._agreed = min(at, len(own))
+            self.cut(len(known) - 1)
+        self._agreed = at
 
     def _guess(
         self, tokens: Sequence[int], sampler: Sampler | None, *, goes_on: bool

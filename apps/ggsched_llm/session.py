@@ -321,7 +321,7 @@ class Session:
         del self._tokens[n_tokens:]
         self._edits += 1
         if self.draft is not None:
-            self.draft.keep(n_tokens)
+            self.draft.cut(n_tokens)
 
     def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
         """Append tokens; return the next one if it was chosen on a device, else logits.

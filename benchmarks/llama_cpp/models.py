@@ -45,7 +45,13 @@ _POOL: Final = 1 << 20
 
 
 def write_model(
-    folder: Path, name: str, dtype: str, *, n_layer: int = 0, damped: tuple[int, float] = (0, 1.0)
+    folder: Path,
+    name: str,
+    dtype: str,
+    *,
+    n_layer: int = 0,
+    damped: tuple[int, float] = (0, 1.0),
+    seed: int = 1,
 ) -> Path:
     """Write a model whose matrices (of ``moe``: experts) have a type; keep a file that is there.
 
@@ -59,6 +65,7 @@ def write_model(
     kinds = [name, dtype, *([f"first{n_layer}"] if n_layer else [])]
     hp = replace(hp, n_layer=n_layer or hp.n_layer)
     kinds += [f"{factor:g}from{first}"] if first else []
+    kinds += [f"seed{seed}"] if seed != 1 else []
     path = folder / f"{'-'.join(kinds)}.gguf"
     if path.exists():
         return path
@@ -70,7 +77,7 @@ def write_model(
         writer.add_expert_used_count(hp.n_expert_used)
         writer.add_expert_feed_forward_length(hp.n_ff)
     writer.add_tokenizer_model("no_vocab")
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     for need in model_needs(hp):
         if need.optional and (need.name != "output.weight" or name == "1b"):
             continue

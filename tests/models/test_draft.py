@@ -4,7 +4,7 @@ import logging
 import re
 from collections import Counter
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -247,6 +247,18 @@ def test_a_draft_on_other_devices_runs_ahead_while_the_model_verifies(made, monk
 
 
 @pytest.mark.usefixtures("eager")
+def test_a_text_that_is_forgotten_is_not_proposed_again(made):
+    """Otherwise a measurement that repeats a text would accept everything."""
+    with opened(made(), draft=made(seed=9, layers=1)) as session:
+        accepted = [0]
+        for _ in range(3):
+            session.reset()
+            list(session.generate(PROMPT, COUNT))
+            accepted.append(session.timing.accepted)
+    assert {b - a for a, b in pairwise(accepted)} == {accepted[1]}
+
+
+@pytest.mark.usefixtures("eager")
 def test_plans_are_few(made):
     """Verification has one size; what a draft has missed is read in sizes of powers of two."""
     model, draft = made(), made(seed=9, layers=1)
@@ -357,3 +369,18 @@ def test_what_is_refused(made, tmp_path):
         assert list(session.generate(PROMPT, 5)) == alone(made(), 5)
     with opened(recurrent) as session, pytest.raises(UsageError, match="cannot be cut"):
         session.use_draft(made())
+
+
+@pytest.mark.usefixtures("eager")
+def test_where_a_draft_runs_changes_nothing(made, monkeypatch):
+    """It proposes the same after what it ran ahead was refused."""
+    monkeypatch.setattr(StartedRows, "is_done", property(lambda self: False))
+    found = []
+    for devices in (None, ("sim:1",)):
+        options = DraftOptions(draft_devices=devices)
+        with opened(made(), ["sim:0"], made(layers=1), options=options) as session:
+            list(session.generate(PROMPT, COUNT))
+            list(session.generate((9, 9, 9), 11))
+            found.append((session.timing.drafted, session.timing.accepted))
+    assert found[0] == found[1]
+    assert 0 < found[0][1] < found[0][0]
