@@ -9,6 +9,8 @@ MEASURED: Final = 4
 """Plain steps that are timed in a row; the fastest of them is what a round is compared with."""
 CREDIT: Final = 2.0
 """Plain steps that rounds may lose before drafting pauses."""
+MAX_CREDIT: Final = 10.0
+"""With what they have gained since, so that a few bad rounds end no good phase."""
 SHARE: Final = 0.04
 """Share of the plain steps of a pause that pays for what was lost before."""
 _REFRESH: Final = 256
@@ -20,7 +22,7 @@ _MAX_BACKOFF: Final = 16
 class Pacing:
     """Lets rounds with a draft run while they gain time; else pauses them, longer each time.
 
-    What rounds lose beside plain steps comes out of a credit, and gains fill it up. When it is
+    What rounds lose beside plain steps comes out of a credit, and gains add to it. When it is
     overdrawn, drafting pauses for as many tokens as pay for the loss at ``SHARE``. So ``tokens``
     take at most ``(1 + SHARE) * tokens`` plain steps, and those of one loss. The same measured
     seconds lead to the same decisions.
@@ -67,10 +69,10 @@ class Pacing:
             self._plain.clear()
 
     def _note_gain(self, steps: float) -> None:
-        self._credit = min(CREDIT, self._credit + steps)
+        self._credit = min(MAX_CREDIT, self._credit + steps)
         if self._credit < 0:
             self._resume_at = self.tokens + ceil(self._backoff * (CREDIT - self._credit) / SHARE)
             self._backoff = min(2 * self._backoff, _MAX_BACKOFF)
             self._credit = CREDIT
-        elif self._credit == CREDIT:
+        elif self._credit > CREDIT:
             self._backoff = 1

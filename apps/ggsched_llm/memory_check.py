@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from ggsched.errors import GgschedError, OutOfDeviceMemory
+from ggsched.plan.splits import HOST
 from ggsched_llm.fit import LEAST_CONTEXT, Fit, FitRequest, lacking_text, shortage
 from ggsched_llm.homes import fit_options
 from ggsched_llm.load import load_model
@@ -42,6 +43,7 @@ def check_memory(
     n_prompt = min(n_prompt, session.options.n_ctx)
     missing = memory_shortage(session, n_prompt, all_logits=all_logits, sampling=sampling)
     if not missing:
+        _check_draft(session, n_prompt, all_logits=all_logits, sampling=sampling)
         return
     raise OutOfDeviceMemory(
         "the model does not fit the memory that is free",
@@ -57,11 +59,40 @@ def memory_shortage(
     session: Session, n_prompt: int, *, all_logits: bool, sampling: Sampling | None = None
 ) -> dict[str, int]:
     """Return by device the bytes that are missing for a prompt and a step; empty if it fits."""
+    used = _used(session, n_prompt, all_logits=all_logits, sampling=sampling)
+    return shortage(session.scheduler.topology, session.scheduler.free_nbytes(), used, {})
+
+
+def _check_draft(
+    session: Session, n_prompt: int, *, all_logits: bool, sampling: Sampling | None
+) -> None:
+    """Raise if a draft model does not fit beside the session's model, which fits alone."""
+    if session.draft is None:
+        return
+    draft = cast(Session, session.draft.session)
+    used = _used(draft, n_prompt, all_logits=False, sampling=sampling)
+    ours = _used(session, n_prompt, all_logits=all_logits, sampling=sampling)
+    names = {facts.name: d for d, facts in enumerate(session.scheduler.topology.devices)}
+    for d, facts in enumerate(draft.scheduler.topology.devices):
+        used[d] = used.get(d, 0) + ours.get(names.get(facts.name, -2), 0)
+    used[HOST] = used.get(HOST, 0) + ours.get(HOST, 0)
+    scheduler = draft.scheduler
+    if missing := shortage(scheduler.topology, scheduler.free_nbytes(), used, {}):
+        raise OutOfDeviceMemory(
+            "the draft model does not fit beside the model",
+            where=draft.model.file.path,
+            why=f"{lacking_text(missing)} are missing",
+            hint="use a smaller -c, other --draft-devices or no draft",
+        )
+
+
+def _used(
+    session: Session, n_prompt: int, *, all_logits: bool, sampling: Sampling | None
+) -> dict[int, int]:
+    """Return the bytes of each device for a prompt and a step, without files that are mapped."""
     need = session.memory_need(n_prompt, _FIRST_STEPS, all_logits=all_logits, sampling=sampling)
     mapped = _mapped_nbytes(session)
-    used = {d: n.total - mapped.get(d, 0) for d, n in need.least.items()}
-    scheduler = session.scheduler
-    return shortage(scheduler.topology, scheduler.free_nbytes(), used, {})
+    return {d: n.total - mapped.get(d, 0) for d, n in need.least.items()}
 
 
 def _mapped_nbytes(session: Session) -> dict[int, int]:

@@ -98,3 +98,15 @@ def test_other_commands_that_load_a_model(call, monkeypatch, arguments):
     code, out, err = call(command, LLAMA, "--devices", "cpu:0", *options)
     assert (code, out) == (2, "")
     assert "does not fit the memory that is free" in err
+
+
+@pytest.mark.parametrize(("where", "fits"), [("sim:0", False), ("sim:1", True)])
+def test_a_draft_model_beside_the_model(call, monkeypatch, where, fits):
+    """Either fits a device alone; nothing is loaded of what does not fit together."""
+    monkeypatch.setattr("ggsched.scheduler.free_nbytes", lambda device: 800_000)
+    arguments = (LLAMA, "--devices", "sim:0", "-c", 64, "-md", LLAMA, "--draft-devices", where)
+    if not fits:
+        monkeypatch.setattr(TensorStore, "tensor", refuse)
+    code, out, err = call("run", *arguments, "--tokens", "1,2,3", "-n", 2)
+    assert (code, len(out.split())) == ((0, 2) if fits else (2, 0)), err
+    assert ("the draft model does not fit beside the model: " in err) != fits
