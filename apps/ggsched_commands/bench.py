@@ -142,9 +142,9 @@ def bench(
     """Measure how fast MODEL reads prompts and generates.
 
     Tests are called pp for prompts and tg for generation, rates are tokens per second. Each test
-    runs once before it is measured. Tokens are random, and none is sampled; with -md tg is the text
-    that follows, since a draft predicts no other. After Ctrl-C the tests
-    that are done are written, in each form.
+    runs until nothing is set up any more before it is measured. Tokens are random, and none is
+    sampled; with -md tg is the text that follows, since a draft predicts no other. After Ctrl-C the
+    tests that are done are written, in each form; -o json has each repetition.
 
     Several values of -t, -ngl, -ncmoe, -b, -ub, -ctk and -ctv, as in -t 1,2, are measured each.
     Numbers may be ranges: 1-4 is 1,2,3,4, 0-96+32 is 0,32,64,96, and 1-8*2 is 1,2,4,8. An option
