@@ -194,7 +194,7 @@ class Draft:
         row, best = found[-1], inner.batches.top_token
         assert best is not None  # of logits that came to the host
         if not isfinite(row[best]):
-            raise ModelError("computed logits that are not finite", where=inner.model.file.path)
+            raise self._not_finite()
         token = best if sampler is None else sampler.choose(row, best)
         p_min = self.options.draft_p_min
         if p_min and exp(row[token] - row[best]) < p_min * np.exp(row - row[best]).sum():
@@ -210,9 +210,17 @@ class Draft:
         if not 1 < size <= min(inner.batches.step, inner.options.n_ctx - past):
             return inner._feed(tokens, False, copy=False)
         inner._check(tokens)
-        logits = inner.batches.start_rows(tokens, past, [count - 1], size=size).logits()
+        chooses = inner.batches.chooses and not self.options.draft_p_min
+        rows = inner.batches.start_rows(tokens, past, [count - 1], size=size, chooses=chooses)
+        found = next(iter(rows.tokens()), None) if chooses else rows.logits()
         inner._take(tokens)
-        return logits
+        if found is None:
+            raise self._not_finite()
+        return found
+
+    def _not_finite(self) -> ModelError:
+        where = self.session.model.file.path
+        return ModelError("computed logits that are not finite", where=where)
 
     def close(self) -> None:
         """Release the draft model and the devices that were opened for it."""
@@ -247,6 +255,10 @@ class DraftedSteps:
         self._seconds: float | None = None
         self._is_warm = False
 
+    def may_follow(self, plain_steps: int) -> bool:
+        """Whether a draft may be made behind that many plain steps."""
+        return self._session.draft is not None and self.pacing.wants_draft(plain_steps)
+
     def read_prompt(self) -> None:
         """Let the draft model read what the model has read."""
         self._drafting(lambda draft: draft.propose(self._session._tokens, 1))
@@ -273,7 +285,7 @@ class DraftedSteps:
             self.pacing.note_round(1 + self._at, self._seconds)
             self._drafted, self._at = [], 0
         self.is_plain = True
-        if len(tokens) == 1 and session.draft is not None and self.pacing.wants_draft():
+        if len(tokens) == 1 and session.draft is not None and self.may_follow(0):
             session._check(tokens)
             self.is_plain = not self._round(session.draft, tokens[0], left)
         return plain(tokens) if self.is_plain else self._row(tokens)

@@ -120,7 +120,7 @@ def _step(
     """Return what feeds a generated token and yields the next, behind which ``left`` are wanted."""
     plain: Feed = partial(session._feed, all_logits=False, copy=is_shown)
     if chooses:
-        goes_on = left > 0 and not (drafted and drafted.pacing.wants_draft(1))
+        goes_on = left > 0 and not (drafted and drafted.may_follow(1))
         plain = partial(session._choose_next, goes_on=goes_on)
     return partial(drafted.feed, plain=plain, left=left) if drafted else plain
 

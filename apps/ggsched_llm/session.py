@@ -493,25 +493,31 @@ class Session:
         for spec in (self.spec, model.spec):
             refuse_to_cut(spec, "a draft", "generate without a draft model")
         check_vocabularies(self.model, model)
-        self._drop_draft()
         ours = {device.facts.name: device for device in self.scheduler.devices}
         names = options.draft_devices or tuple(ours)[:1]
-        own: list[Device] = []
+        if away := [name for name in names if "://" in name]:
+            raise UsageError(
+                f"the draft model cannot be on {away[0]}",
+                why="models of one machine keep their tensors apart, those of several do not",
+                hint="name devices of this machine with --draft-devices",
+            )
+        own, devices, settings = list[Device](), list[Device](), self.scheduler.settings
         try:
-            if others := [name for name in names if name not in ours]:
-                own += open_devices(others, allow=self.scheduler.settings.backends)
-            known = ours | {device.facts.name: device for device in own}
-            devices = [known[name] for name in names if name in known] or own
+            for name in names:
+                made = [] if name in ours else open_devices([name], allow=settings.backends)
+                own += made
+                devices += made or [ours[name]]
             sizes = SessionOptions(
                 n_ctx=self.options.n_ctx,
                 n_batch=self.options.n_batch,
                 n_ubatch=self.options.n_ubatch,
             )
-            inner = Session(model, devices, sizes, settings=self.scheduler.settings)
+            inner = Session(model, devices, sizes, settings=settings)
         except BaseException:
             for device in own:
                 device.close()
             raise
+        self._drop_draft()
         self.draft = Draft(inner, options, own, is_apart=not ours.keys() & set(names))
 
     def _drop_draft(self) -> None:

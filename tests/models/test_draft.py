@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from functools import cache
 from itertools import pairwise, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.plan.command import Download
 from ggsched_llm import draft as drafting
 from ggsched_llm.batch_runner import BatchRunner, StartedRows
-from ggsched_llm.draft import Draft, DraftedSteps
+from ggsched_llm.draft import Draft, DraftedSteps, check_vocabularies
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.draft_pacing import Pacing
 from ggsched_llm.load import load_model
@@ -311,6 +312,51 @@ def test_a_draft_that_fails_is_left_out(made, monkeypatch, caplog, error):
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("device", ["cpu:0", "sim:0"])
+def test_a_draft_whose_logits_are_not_finite_is_left_out(made, tmp_path, caplog, device):
+    arrays = tiny_arrays("llama", vocab=40)
+    arrays["output_norm.weight"][:] = np.nan
+    draft = load_model(tiny_gguf(tmp_path / "nan.gguf", vocab=40, arrays=arrays))
+    with opened(made(), [device], draft) as session, caplog.at_level(logging.WARNING):
+        assert list(session.generate(PROMPT, 8)) == alone(made(), 8)
+        assert session.draft is None
+        assert not session.batches.has_nonfinite
+    assert "nan.gguf: computed logits that are not finite; going on without" in caplog.text
+
+
+@pytest.mark.usefixtures("eager")
+def test_tokens_that_the_model_does_not_have_are_not_verified(made, monkeypatch):
+    """Vocabularies of a family differ in the padding of their matrices."""
+    monkeypatch.setattr(Draft, "propose", lambda *_, **__: [1, 40, 2])
+    with opened(made(), draft=made(layers=1)) as session:
+        assert list(session.generate(PROMPT, 9)) == alone(made(), 9)
+        assert session.timing.drafted == session.timing.rounds > 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ("abc", None),
+        ("abcd", None),
+        ("ab", None),
+        ("axc", "token 1 is another text"),
+        ("abc" + "z" * 200, "the model has 3 tokens, the draft 203"),
+    ],
+)
+def test_vocabularies(tokens, message):
+    def of(texts):
+        tokenizer = SimpleNamespace(has_text=True, vocab=SimpleNamespace(tokens=tuple(texts)))
+        hparams, file = SimpleNamespace(n_vocab=len(texts)), SimpleNamespace(path="draft.gguf")
+        return SimpleNamespace(tokenizer=tokenizer, hparams=hparams, file=file)
+
+    if message is None:
+        check_vocabularies(of("abc"), of(tokens))
+        return
+    with pytest.raises(UsageError, match=message):
+        check_vocabularies(of("abc"), of(tokens))
+
+
+@pytest.mark.usefixtures("eager")
 def test_the_model_fails_and_goes_on(made, monkeypatch):
     """Without the draft, whose devices may be those that are opened again."""
     model, faults, start = made(), [DeviceFault("a command failed")], BatchRunner.start_rows
@@ -362,6 +408,7 @@ def test_what_is_refused(made, tmp_path):
             (DraftOptions(draft_min=5), "no proposal would be verified"),
             (DraftOptions(draft_p_min=1.5), "from 0 to 1"),
             (DraftOptions(draft_devices=("nothing:0",)), "nothing"),
+            (DraftOptions(draft_devices=("ray://a/cpu:0",)), "cannot be on ray://a/cpu:0"),
         ):
             with pytest.raises(UsageError, match=message):
                 session.use_draft(made(layers=1), options)
