@@ -17,6 +17,7 @@ RUN = ["run", DEMO, "--devices", "cpu:0", "-p", "417+385=", "-n", "14", "--ignor
 @pytest.fixture
 def eager(monkeypatch):
     monkeypatch.setattr(drafting.Pacing, "wants_draft", lambda self, more=0: True)
+    monkeypatch.setattr(drafting.Pacing, "note_round", lambda self, n_tokens, seconds: None)
 
 
 @pytest.mark.usefixtures("eager")

@@ -10,6 +10,8 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvr
 from ggsched.config import Settings
 from ggsched.ir.builder import GraphBuilder
 from ggsched.scheduler import Scheduler
+from ggsched_llm.draft_options import DraftOptions
+from ggsched_llm.draft_pacing import Pacing
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload
 from ggsched_llm.session import Session, SessionOptions
@@ -85,6 +87,24 @@ def test_greedy_steps_are_replayed_ahead(gpus, devices, options):
     assert found == wanted
     assert driver.counts["graph"]
     assert min(replays) >= 2
+
+
+@pytest.mark.parametrize("draft_device", [ONE[0], pytest.param(TWO[1], marks=pytest.mark.slow)])
+def test_drafts_are_verified_in_replays(gpus, monkeypatch, draft_device):
+    """Tokens of all rows are chosen on the GPU; contexts and streams of two models share it."""
+    monkeypatch.setattr(Pacing, "wants_draft", lambda self, more=0: True)
+    monkeypatch.setattr(Pacing, "note_round", lambda self, n_tokens, seconds: None)
+    model, sizes = load_model(ORACLE / f"{LLAMA}.gguf"), SessionOptions(n_ctx=64)
+    prompt, count = [3, 1, 4, 1, 5], 14
+    with Session(model, ["cpu:0"], sizes) as session:
+        wanted = list(session.generate(prompt, count))
+    with gpus(90) as driver, Session(model, ONE, sizes, settings=Settings()) as session:
+        session.use_draft(model, DraftOptions(draft_max=2, draft_devices=(draft_device,)))
+        assert list(session.generate(prompt, count)) == wanted
+        assert session.timing.accepted == session.timing.drafted == 8
+        made = session.scheduler._executors.values()
+        assert max(e.captured.report.replays for e in made) >= 2
+    assert driver.counts["graph"]
 
 
 @pytest.mark.slow
