@@ -145,7 +145,8 @@ def open_session(
 
     metadata = dict(pair for pairs in given["metadata"] for pair in pairs)
     model = load_model(given["model"], weights=given["weights"], overrides=metadata)
-    draft = given.get("draft_model") and load_model(given["draft_model"], weights=given["weights"])
+    path = given.get("draft_model")
+    draft = None if path is None else load_model(path, weights=given["weights"])
     n_ctx = given["n_ctx"] or n_ctx
     fit = record_of(FitRequest, given, least_ctx=None if n_ctx else LEAST_CONTEXT)
     options = record_of(
@@ -169,7 +170,7 @@ def open_session(
         recorder=recorder,
     )
     try:
-        if draft:
+        if draft is not None:
             session.use_draft(draft, record_of(DraftOptions, given))
         _log_session(session)
         _remark(session, given)

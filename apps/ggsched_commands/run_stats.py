@@ -135,7 +135,7 @@ def _draft_lines(stats: dict[str, Any]) -> list[str]:
     if not rounds:
         return ["draft: not used: too few tokens, or it would gain no time"]
     steps = stats["decode_tokens"] - accepted
-    share, each = accepted / drafted, stats["decode_tokens"] / steps
+    share, each = accepted / max(1, drafted), stats["decode_tokens"] / steps
     return [
         f"draft: {share:.2f} accepted, {each:.1f} tokens a step; {rounds} of {steps} steps drafted"
     ]

@@ -12,6 +12,7 @@ import numpy as np
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.run.call_guard import CallGuard
 from ggsched_llm.draft import DraftedSequence, DraftedSteps
+from ggsched_llm.draft_pacing import MEASURED
 from ggsched_llm.sampling import Sampler, Sampling
 
 _LOG: Final = logging.getLogger("ggsched")
@@ -77,7 +78,8 @@ def generate(
     is_shown = on_logits is not None  # to somebody who may keep them
     first = partial(session.feed, all_logits=is_shown)
     chooses = sampling.is_greedy and not is_shown
-    drafted = DraftedSteps(session, sampler, chooses=chooses) if session.draft else None
+    may_draft = session.draft is not None and n_predict > MEASURED + 1
+    drafted = DraftedSteps(session, sampler, chooses=chooses) if may_draft else None
     for i in range(max(1, n_predict)):
         with session.guard.hold("Session.generate", is_open=True):
             if i and session._edits != edits:

@@ -4,7 +4,7 @@ import logging
 import re
 from collections import Counter
 from functools import cache
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -173,7 +173,8 @@ def test_drawn_tokens_have_the_models_distribution(made):
 
         def pair(seed):
             session.reset()
-            return tuple(session.generate((1,), 3, Sampling(temperature=2.0, seed=seed)))[1:]
+            tokens = session.generate((1,), 9, Sampling(temperature=2.0, seed=seed))
+            return tuple(islice(tokens, 1, 3))
 
         found = Counter(map(pair, range(n_seeds)))
         assert 0 < session.timing.accepted < session.timing.drafted
@@ -362,7 +363,7 @@ def test_the_model_fails_and_goes_on(made, monkeypatch):
     model, faults, start = made(), [DeviceFault("a command failed")], BatchRunner.start_rows
 
     def faulty(self, tokens, n_past, *args, **more):
-        if n_past > 12 and faults and args:
+        if self is session.batches and n_past > 12 and faults:
             raise faults.pop()
         return start(self, tokens, n_past, *args, **more)
 
@@ -370,6 +371,7 @@ def test_the_model_fails_and_goes_on(made, monkeypatch):
     with opened(model, draft=made(layers=1)) as session:
         assert list(session.generate(PROMPT, COUNT, retries=1)) == alone(model)
         assert not faults
+        assert session.draft is None
 
 
 @pytest.mark.usefixtures("eager")
