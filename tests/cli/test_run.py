@@ -198,7 +198,7 @@ REFUSED = {
     "shares of nobody": ([*TOKENS, "-ts", "1,1"], "-ts 1,1: one share of 0 or more"),
     "prompt too long": ([*TOKENS, "-c", 4], "0 + 5 tokens do not fit the context: it holds 4"),
     "negative tokens": ([*TOKENS, "-n", -3], "'-3' is neither a number of tokens nor -1 or -2"),
-    "no micro-batch": ([*TOKENS, "-ub", 0], "0 is not in the range"),
+    "no micro-batch": ([*TOKENS, "-ub", 0], "'0' is neither a number from 1 on nor 'auto'"),
     "negative temperature": ([*TOKENS, "--temp", -1], "'-1' is not a number of 0 or more"),
     "temperature that is not a number": ([*TOKENS, "--temp", "nan"], "'nan' is not a number"),
     "infinite temperature": ([*TOKENS, "--temp", "inf"], "'inf' is not a number"),
