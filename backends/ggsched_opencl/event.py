@@ -11,6 +11,8 @@ from ggsched_opencl.driver import COMPLETE, Handle, status_of
 
 # Short, since a device that is a processor needs it for threads of its own.
 POLLING: Final = Polling(spin_s=60e-6, share=1 / 16)
+GPU_POLLING: Final = Polling(spin_s=5e-3, share=1 / 64)
+"""Of devices that leave the processor to the host."""
 
 
 class Point(QueuePoint):
@@ -20,12 +22,18 @@ class Point(QueuePoint):
         handle: The command before it, or None if all was complete when it was taken.
     """
 
-    __slots__ = ("handle",)
-    polling = POLLING
+    __slots__ = ("handle", "polling")
 
-    def __init__(self, handle: Handle, statuses: Sequence[PendingStatus], where: str) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        statuses: Sequence[PendingStatus],
+        where: str,
+        polling: Polling = POLLING,
+    ) -> None:
         super().__init__(statuses, where)
         self.handle = handle
+        self.polling = polling
 
     def is_done(self) -> bool:
         """Whether the work before it is complete or has failed; never blocks."""

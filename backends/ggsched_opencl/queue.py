@@ -15,7 +15,7 @@ from ggsched_opencl import driver
 from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.command_count import CommandCount
 from ggsched_opencl.driver import COMPLETE, Handle, place_of, status_of
-from ggsched_opencl.event import POLLING, OpenClEvent, Point
+from ggsched_opencl.event import GPU_POLLING, POLLING, OpenClEvent, Point
 from ggsched_opencl.landings import Landings
 from ggsched_opencl.times import OpenClTimes
 
@@ -24,6 +24,12 @@ FILL_END: Final = 1 << 31
 
 The command of NVIDIA's OpenCL fails there, and the context is lost for the rest of the process, so
 nothing can find out whether a driver is one of those.
+"""
+KERNELS_PER_MARK: Final = 16
+"""Kernels of which one event is kept, on devices that are not the processor.
+
+Each takes some 15 us there, events kept; without them 9 (98 kernels of a decoding step, H100). A
+report on slow work names the first of them.
 """
 _WORDS_PER_LANE: Final = 64
 _MAX_GROUPS: Final = 1 << 16
@@ -70,6 +76,7 @@ class OpenClQueue(CommandQueue[Point]):
         self._handle = driver.make_queue(device.context)
         self.newest: Handle = None
         self._own_times: OpenClTimes | None = None
+        self._kernels_per_mark = 1 if device.landings is None else KERNELS_PER_MARK
         self.codes = FaultCodes(name)
         self._words: Handle = None
         self._ids_unchecked = False
@@ -128,17 +135,19 @@ class OpenClQueue(CommandQueue[Point]):
 
     def launch(self, program: Launchable, steps: Sequence[Any]) -> None:
         """Run the steps of a program."""
-        handle, newest, done = self._handle, self.newest, 0
+        handle, newest, done, marked = self._handle, self.newest, 0, 0
         times = self._own_times
         timed = None if times is None else times.commands
         count = self._counted.launch()
         try:
             for enqueue, kernel, items, group in steps:
                 newest = enqueue(handle, kernel, items, group)
-                count((newest, program.labels[done]))
                 if timed is not None:
                     timed.append((program.labels[done], newest))
                 done += 1
+                if done - marked == self._kernels_per_mark or done == len(steps):
+                    count((newest, program.labels[marked]))
+                    marked = done
         except Exception as error:  # functions of user-defined ops have errors of their own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
             self._device.distrust()
@@ -175,7 +184,8 @@ class OpenClQueue(CommandQueue[Point]):
             self._hold(check.copied)
             self._ids_unchecked = False
             self.faults.add([check])
-        return Point(self.newest, self.faults.statuses(), self.name)
+        polling = POLLING if self._device.landings is None else GPU_POLLING
+        return Point(self.newest, self.faults.statuses(), self.name, polling)
 
     # --- the rest ------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched_opencl import driver
+from ggsched_opencl.event import GPU_POLLING
 from ggsched_opencl.landings import Landings
+from ggsched_opencl.queue import KERNELS_PER_MARK
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import ATOL, RTOL, LeafRule
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -364,3 +366,20 @@ def test_what_makes_no_sense_is_refused_at_once(device):
     stream.sync(TIMEOUT_S)
     stream.upload(memoryview(b""), buffer, 16)
     stream.copy(buffer, 0, buffer, 0, 0)
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_events_of_kernels_that_are_kept(device, is_gpu):
+    """GPUs keep one of some kernels, and name the first that may run; points spin longer there."""
+    device.landings = Landings() if is_gpu else None
+    each = KERNELS_PER_MARK if is_gpu else 1
+    count = KERNELS_PER_MARK + 3
+    buffer, stream = device.allocate(16), device.create_stream()
+    x = vector(buffer, 4)
+    program = device.compile([node("add", [x, x], x)] * count, stream)
+    program.labels = [f"n{i}" for i in range(count)]
+    stream.launch(program)
+    kept = [label for _, label in stream.queue._counted._pending]
+    assert kept == program.labels[::each]
+    assert (stream.queue.point().polling is GPU_POLLING) == is_gpu
+    stream.sync(TIMEOUT_S)

@@ -4,7 +4,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ggsched.backend.capture_errors import captured_event_error
 from ggsched.backend.checks import check_timeout, closed_error, unrecorded_error
@@ -27,7 +27,7 @@ class QueuePoint(ABC):
     """
 
     __slots__ = ("statuses", "where")
-    polling: ClassVar[Polling]
+    polling: Polling
 
     def __init__(self, statuses: Iterable[PendingStatus], where: str) -> None:
         self.statuses = tuple(statuses)
