@@ -230,14 +230,15 @@ class Settings:
     )  # fmt: skip
     activations: Literal["auto", "f32"] | None = _variable(
         None, "auto or f32", _one_of("auto", "f32"),
-        "auto: activations are rounded where the weights of a product are: cuda rounds them to 16"
-        " bits in products of many rows, cpu to 8 bits beside packed weights and to bf16 beside "
-        "bf16 where processors multiply such pairs; f32: they keep what f32 results need.",
-        owner="cuda and cpu", unset="auto on cpu and cuda",
+        "auto: activations are rounded where the weights of a product are: cuda, and opencl on "
+        "matrix units, round them to 16 bits in products of many rows, cpu to 8 bits beside packed "
+        "weights and to bf16 beside bf16 where processors multiply such pairs; f32: they keep what "
+        "f32 results need.",
+        owner="cuda, opencl and cpu", unset="auto on cpu, cuda and opencl",
         flag=Flag(
             "--activations", ("auto", "f32"),
             "Round activations where weights are rounded more coarsely, or keep them. [default: "
-            "as GGSCHED_ACTIVATIONS says; auto on cpu and cuda]",
+            "as GGSCHED_ACTIVATIONS says; auto on cpu, cuda and opencl]",
             heading=PIPELINES,
         ),
     )  # fmt: skip

@@ -25,7 +25,6 @@ from ggsched_cuda_kernels.decode.fused import (
     fits_gated_norm,
     fits_rms_mul,
     fits_rope,
-    fits_rope_rows,
     lower_gated_norm,
     lower_rms_mul,
     lower_rope,
@@ -34,7 +33,6 @@ from ggsched_cuda_kernels.decode.fused import (
 from ggsched_cuda_kernels.decode.moe_router import join_route
 from ggsched_cuda_kernels.decode.rope_attention import OPS as ATTENTION
 from ggsched_cuda_kernels.decode.rope_attention import join_attention
-from ggsched_cuda_kernels.decode.rope_kv_write import join_heads
 from ggsched_cuda_kernels.decode.states import join_conv, join_linear_attention
 from ggsched_cuda_kernels.decode.sums import fits_sum_add, join_last_sum, lower_sum_add
 from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
@@ -71,6 +69,7 @@ from ggsched_kernels.lower import memory_of
 from ggsched_kernels.lower_fused import lower_group, supported_fusions
 from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
+from ggsched_kernels.rope_kv_write import fits_rope_rows, join_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +132,15 @@ TABLE: Final[tuple[KernelRule, ...]] = (
 FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
     "rms_norm+mul+swiglu": Fused(fits_gated_norm, lower_gated_norm),
-    "rope+set_rows": Fused(fits_rope_rows, lower_rope_rows),
+    "rope+set_rows": Fused(lambda s: fits_rope_rows(*(site.node for site in s)), lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
     PATTERN: Fused(fits_sums, lower_sums),
 }
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
-    join_products, join_routed, join_experts, join_attention, join_heads, join_tokens, join_route,
+    join_products, join_routed, join_experts, join_attention,
+    partial(join_heads, site=CudaLoweringContext, least=2), join_tokens, join_route,
     join_sums, join_last_sum, join_conv, join_linear_attention, join_elements,
     *(partial(join, site=CudaLoweringContext) for join in (join_chain, join_convolution)),
 )  # fmt: skip

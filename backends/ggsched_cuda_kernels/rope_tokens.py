@@ -10,11 +10,10 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_cuda_kernels.decode.fused import FEW_POSITIONS
-from ggsched_cuda_kernels.decode.rope_kv_write import Job, arguments, jobs_from
 from ggsched_cuda_kernels.operands import PIECE
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import MAX_PARTS, Launch, Window
+from ggsched_kernels.rope_kv_write import FEW_POSITIONS, Job, arguments, jobs_from
 
 LANES: Final = 256
 UNIT: Final = 8
@@ -32,7 +31,7 @@ def join_tokens(
 
     A group is taken as long as nothing that it writes is read or written by the others.
     """
-    jobs = jobs_from(groups, at, profile)
+    jobs = jobs_from(groups, at)
     if not jobs or not FEW_POSITIONS < jobs[0].source.shape[1] <= MAX_PARTS:
         return None
     count = next((i for i, job in enumerate(jobs) if not _fits(job, jobs[0])), len(jobs))

@@ -19,7 +19,6 @@ BEHIND: Final = {
     "delta_scan": "recurrent",
     "elements": "elementwise",
     "moe_router": "sort",
-    "rope_kv_write": "rope",
     "rope_tokens": "rope",
 }
 """Own sources that stand behind the text of a shared one."""

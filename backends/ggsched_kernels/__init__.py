@@ -49,27 +49,37 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "elementwise": (),
     "fill": (),
     "matmul": _PLAIN + _BLOCKS,
+    "matmul_halves": ("f16", "bf16", *WARP_BLOCKS),
     "matvec": _PLAIN + _BLOCKS,
     "matvec_blocks": WARP_BLOCKS,
-    "matvec_rows": _PLAIN,
+    "matvec_rows": (*_PLAIN, *WARP_BLOCKS),
     "matvec_sums": _PLAIN,
     "norm": (),
     "recurrent": (),
     "rope": (),
+    "rope_kv_write": (),
     "rows": _PLAIN + _BLOCKS,
     "softmax": (),
     "sort": (),
 }
 
 # Source -> what it includes besides.
-_HEADERS: Final[dict[str, tuple[str, ...]]] = {"matmul": ("pieces.h",), "sort": ("sort_key.h",)}
+_HEADERS: Final[dict[str, tuple[str, ...]]] = {
+    "matmul": ("pieces.h",),
+    "rope_kv_write": ("rope.cl",),
+    "sort": ("sort_key.h",),
+}
 
 # Source for devices with warps -> what it includes besides.
 WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "matmul_halves": ("in_place.h", "blocks.h"),
     "matvec_blocks": ("product.h", "blocks.h"),
-    "matvec_rows": ("product.h", "pieces.h", "warps.h"),
+    "matvec_rows": ("product.h", "pieces.h", "warps.h", "in_place.h", "blocks.h"),
     "matvec_sums": ("product.h", "pieces.h"),
 }
+
+OPENCL_ONLY: Final = frozenset({"matmul_halves"})
+"""Sources of OpenCL; CUDA has other kernels for tensor cores."""
 
 
 def source(name: str, dialect: Dialect) -> str:
@@ -92,9 +102,9 @@ def source(name: str, dialect: Dialect) -> str:
             f"no kernel source {name!r} for {dialect!r}",
             hint=f"sources: {', '.join(SOURCES)}; dialects: {', '.join(DIALECTS)}",
         )
-    warps = WARP_SOURCES.get(name, ())
-    parts = [*(["weights.h"] if SOURCES[name] else []), *_HEADERS.get(name, ()), *warps]
-    return common_text(dialect, *parts, f"{name}.cl", has_warps=bool(warps))
+    warps = WARP_SOURCES.get(name)
+    parts = [*(["weights.h"] if SOURCES[name] else []), *_HEADERS.get(name, ()), *(warps or ())]
+    return common_text(dialect, *parts, f"{name}.cl", has_warps=warps is not None)
 
 
 def common_text(dialect: Dialect, *parts: str, has_warps: bool = False) -> str:
@@ -127,6 +137,7 @@ __all__ = [
     "FACTOR",
     "FAULT",
     "GPU",
+    "OPENCL_ONLY",
     "ROUTE",
     "SCRATCH",
     "SOURCES",

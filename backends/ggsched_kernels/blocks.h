@@ -31,6 +31,12 @@
 #else
 #define ELEMENT(i, j) ((i) % 2 * 16 + (i) / 2 * 4 + (j))
 #endif
+/* The same by byte of both words, as number of a float of lane t: 4 t .. 4 t + 3, and 16 + 4 t .. of a piece. */
+#if defined(W_MXFP4)
+#define OF_BYTE(j) ((j) % 2 * 4 + (j) / 4 * 2 + (j) / 2 % 2)
+#else
+#define OF_BYTE(j) (j)
+#endif
 #define HEAD CODES_AT /* bytes before the numbers */
 
 /* Digits of word `i` of a piece, whose elements are `v`: to[0] for the highest, to[PLANE] and to[2 * PLANE]
@@ -72,11 +78,23 @@ FN float split_word(LOCAL_PTR u32 *to, float *sum, int exists, const float *v, L
   return unit;
 }
 
+#if IN_PLACE
+/* Blocks are read where they are. */
+#define BLOCK_PTR GLOBAL
+/* The word at byte `at`, wherever that is. */
+FN u32 word_at(GLOBAL const u8 *memory, int at) {
+  u64 begin = (u64)(memory + at);
+  GLOBAL const u32 *from = (GLOBAL const u32 *)(begin & ~(u64)3);
+  return FUNNEL(from[0], from[begin % 4 > 0], (int)(begin % 4) * 8);
+}
+#else
+#define BLOCK_PTR LOCAL_PTR
 /* The word at byte `at` of aligned local memory. */
 FN u32 word_at(LOCAL_PTR const u8 *memory, int at) {
   LOCAL_PTR const u32 *from = (LOCAL_PTR const u32 *)memory + at / 4;
   return at % 4 ? FUNNEL(from[0], from[1], at % 4 * 8) : from[0];
 }
+#endif
 
 #if defined(CODE_FIELDS)
 #if defined(TABLE_0)
@@ -93,7 +111,7 @@ FN u32 looked_up(u32 codes) {
 /* Four bits as the lowest ones of four bytes. */
 #define SPREAD_BITS(bits) (((bits)&15u) * 0x00204081u & 0x01010101u)
 #if GRANULE >= 4
-#define WORD_AT(memory, at) (*(LOCAL_PTR const u32 *)((memory) + (at)))
+#define WORD_AT(memory, at) (*(BLOCK_PTR const u32 *)((memory) + (at)))
 #else
 #define WORD_AT(memory, at) word_at((memory), (at))
 #endif
@@ -101,7 +119,7 @@ FN u32 looked_up(u32 codes) {
 
 /* Two words of signed bytes of piece `s` of a block that begins `at`, for lane `t` of four: those that are multiplied
  * with words 2 t and 2 t + 1 of digits. */
-FN void unpack_words(u32 *first, u32 *second, LOCAL_PTR const u8 *memory, int at, int s, int t) {
+FN void unpack_words(u32 *first, u32 *second, BLOCK_PTR const u8 *memory, int at, int s, int t) {
 #if defined(CODE_FIELDS)
   u32 low = 0u, high = 0u;
 #define WORDS_OF_FIELD(from, words, shift, width, mask, up)                                               \
@@ -135,17 +153,17 @@ FN void unpack_words(u32 *first, u32 *second, LOCAL_PTR const u8 *memory, int at
 }
 
 /* What the bytes of part `s` of a block are to be multiplied with. */
-FN float block_scale(LOCAL_PTR const u8 *block, int s) {
+FN float block_scale(BLOCK_PTR const u8 *block, int s) {
 #if defined(CODE_FIELDS)
-  float scale = FLOAT_OF_HALF(*(LOCAL_PTR const u16 *)(block + SCALE_AT)) * BYTE_UNIT;
+  float scale = FLOAT_OF_HALF(*(BLOCK_PTR const u16 *)(block + SCALE_AT)) * BYTE_UNIT;
 #if defined(PART_SCALE)
   scale *= (float)(PART_SCALE(block, s));
 #endif
   return scale;
 #elif defined(W_Q8_0)
-  return FLOAT_OF_HALF(*(LOCAL_PTR const u16 *)block);
+  return FLOAT_OF_HALF(*(BLOCK_PTR const u16 *)block);
 #elif defined(W_Q4_0)
-  return FLOAT_OF_HALF(*(LOCAL_PTR const u16 *)block) * 0.0625f;
+  return FLOAT_OF_HALF(*(BLOCK_PTR const u16 *)block) * 0.0625f;
 #else
   return half_scale(block[0]);
 #endif
@@ -153,8 +171,8 @@ FN float block_scale(LOCAL_PTR const u8 *block, int s) {
 
 #if HAS_MIN
 /* What is added to the elements of part `s` of a block. */
-FN float block_min(LOCAL_PTR const u8 *block, int s) {
-  float min = FLOAT_OF_HALF(*(LOCAL_PTR const u16 *)(block + MIN_AT));
+FN float block_min(BLOCK_PTR const u8 *block, int s) {
+  float min = FLOAT_OF_HALF(*(BLOCK_PTR const u16 *)(block + MIN_AT));
 #if defined(PART_MIN)
   min *= (float)(PART_MIN(block, s));
 #endif

@@ -17,6 +17,7 @@ from ggsched.ir.ops import Param
 
 AXES = 4
 MAX_PARTS = 65535  # CUDA's limit for the second axis of a grid
+JOINED_NBYTES = 1280  # arguments of a kernel that does the work of several nodes, at most
 MAX_PEERS = 3  # GPUs whose kernels one kernel meets; PEERS of rendezvous.h
 
 
@@ -214,6 +215,10 @@ class TuningProfile:
             (``ggsched.backend.precision``); ``f32``: in parts that keep 16 bits or more.
         reads_peers: Whether kernels access the memory of other devices of the backend.
         precision: What factors of products of f32 may be rounded to.
+        joins: Whether the shared kernels do the work of several nodes where groups are of many
+            work-items; their arguments take up to ``JOINED_NBYTES``.
+        matrix_units: Whether the shared kernels multiply many rows in 16 bits, where
+            ``activations`` is ``auto``, by warps that multiply matrices.
     """
 
     vector: int
@@ -233,6 +238,8 @@ class TuningProfile:
     activations: Activations = "f32"
     reads_peers: bool = False
     precision: Precision = "f32"
+    joins: bool = False
+    matrix_units: bool = False
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the

@@ -34,7 +34,7 @@ from ggsched_kernels.lower_elements import (
     lower_set_rows,
     lower_unary,
 )
-from ggsched_kernels.lower_fused import lower_group, supported_fusions
+from ggsched_kernels.lower_fused import join_products, lower_group, supported_fusions
 from ggsched_kernels.lower_matrix import lower_mul_mat, lower_mul_mat_id
 from ggsched_kernels.lower_recurrent import lower_linear_attention, lower_short_conv
 from ggsched_kernels.lower_reductions import (
@@ -46,6 +46,7 @@ from ggsched_kernels.lower_reductions import (
 )
 from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
+from ggsched_kernels.rope_kv_write import join_heads
 from ggsched_kernels.user import lower_user
 
 _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
@@ -68,6 +69,8 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "short_conv": lower_short_conv,
     "linear_attention": lower_linear_attention,
 }
+
+_JOINERS: Final = (join_chain, join_convolution, join_products, join_heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +111,8 @@ def lower_nodes(
     groups, at = list(groups_of(nodes)), 0
     while at < len(groups):
         some = groups[at]
-        joined = (
-            join(groups, at, profile, LoweringContext) for join in (join_chain, join_convolution)
-        )
+        joiners = _JOINERS if profile.joins and 0 not in some[0].output.shape else _JOINERS[:2]
+        joined = (join(groups, at, profile, LoweringContext) for join in joiners)
         count, fused = next(filter(None, joined), (1, None))
         if fused is None and len(some) > 1:
             fused = lower_group(some, profile)

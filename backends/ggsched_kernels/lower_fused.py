@@ -1,23 +1,35 @@
 """Lowering of groups that run as one kernel (LCH-6).
 
 Each function looks whether it can take a group, and returns False without a trace if it cannot;
-the nodes are then lowered one by one. Products are taken where few rows meet the weight, on
-devices whose groups are single work-items: there a kernel more costs as much as a small product.
-GPUs have kernels of their own for products, which know nothing of what comes after them.
+the nodes are then lowered one by one. Products are taken where few rows meet the weight: there a
+kernel more costs as much as a small product.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from math import prod
+from typing import Final, NamedTuple
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import F16, F32
-from ggsched_kernels.calls import CODE, FAULT, Arg, Launch, TuningProfile, f32, i32, window
+from ggsched_kernels.calls import (
+    CODE,
+    FAULT,
+    MAX_PARTS,
+    Arg,
+    Launch,
+    TuningProfile,
+    f32,
+    i32,
+    window,
+)
+from ggsched_kernels.chains import Groups, Site
 from ggsched_kernels.lower_matrix import ROWS_AT_ONCE, is_along_sum
-from ggsched_kernels.lower_reductions import rope_arguments
-from ggsched_kernels.lower_warps import ids_window
+from ggsched_kernels.lower_reductions import rope_arguments, row_lanes
+from ggsched_kernels.lower_warps import fits_in_place, has_pieces, ids_window, lower_rows
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 Nodes = Sequence[BoundNode]
+MAX_WEIGHTS: Final = 3  # of one call
 
 
 def lower_group(nodes: Nodes, profile: TuningProfile) -> LoweringContext | None:
@@ -32,8 +44,9 @@ def lower_group(nodes: Nodes, profile: TuningProfile) -> LoweringContext | None:
 
 def supported_fusions(profile: TuningProfile) -> frozenset[str]:
     """Return the patterns for which a device of this profile has kernels."""
-    products = {name for name in _FUSED if name.startswith("mul_mat")}
-    return frozenset(_FUSED) - (products if profile.lanes > 1 else set())
+    if profile.lanes == 1:
+        return frozenset(_FUSED)
+    return frozenset(_FUSED) - (_PRODUCTS if not profile.joins else {"mul_mat_id+add_id"})
 
 
 def _norm_mul(nodes: Nodes, site: LoweringContext) -> bool:
@@ -45,7 +58,8 @@ def _norm_mul(nodes: Nodes, site: LoweringContext) -> bool:
     assert isinstance(eps, (int, float))  # the graph was verified
     x = window(norm.inputs[0])
     tensors = (*x.args, *window(other, mul.output.shape).args, *window(mul.output).args)
-    site.call("norm", "norm_mul_rows", (*tensors, f32(eps)), (x.rows, 1, 1))
+    args, grid = (*tensors, f32(eps)), (x.rows, 1, 1)
+    site.call("norm", "norm_mul_rows", args, grid, lanes=row_lanes(x, site))
     return True
 
 
@@ -61,7 +75,12 @@ def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
     product, add = nodes
     w, x = product.inputs
     other = _other(product, add)
-    if other is None or product.output.shape != add.output.shape or not _is_small(w, x, site):
+    if other is None or product.output.shape != add.output.shape:
+        return False
+    if _is_in_place(w, x, site):
+        lower_rows(site, [(w, add.output)], x, added=other)
+        return True
+    if not _is_small(w, x, site):
         return False
     return _product(site, "matvec_add", (w,), x, None, window(other, add.output.shape).args)
 
@@ -81,7 +100,13 @@ def _gated(nodes: Nodes, site: LoweringContext) -> bool:
     gate, up, _ = nodes
     w, x, *given = gate.inputs
     v, ids = up.inputs[0], given[0] if given else None
-    if not _are_alike(nodes, w, v) or not _is_small(w, x, site, ids):
+    if not _are_alike(nodes, w, v):
+        return False
+    if _is_in_place(w, x, site, ids) and fits_in_place(v, x):
+        y = site.node.output
+        lower_rows(site, [(w, y), (v, y)], x, ids, is_gated=True)
+        return True
+    if not _is_small(w, x, site, ids):
         return False
     return _product(site, "matvec_id_gated" if given else "matvec_gated", (w, v), x, ids)
 
@@ -134,11 +159,108 @@ def _are_alike(nodes: Nodes, w: Operand, v: Operand) -> bool:
 
 def _is_small(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None = None) -> bool:
     """Whether few rows meet the weight; those of several experts count as in ``lower_matrix``."""
+    return site.profile.lanes == 1 and _is_few(w, x, site, ids) and is_along_sum(w)
+
+
+def _is_in_place(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None = None) -> bool:
+    """Whether a GPU reads the weight once for few rows, which lie as it needs them."""
+    return site.profile.joins and _is_few(w, x, site, ids) and fits_in_place(w, x)
+
+
+def _is_few(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None) -> bool:
     p = site.profile
-    rows, most = x.shape[-2], p.few_rows
     if ids is not None:
-        rows, most = ids.shape[0] * ids.shape[1], max(2 * p.few_rows, w.shape[0] // 2)
-    return p.lanes == 1 and rows <= most and is_along_sum(w)
+        return ids.shape[0] * ids.shape[1] <= max(2 * p.few_rows, w.shape[0] // 2)
+    return x.shape[-2] <= p.few_rows and prod(x.shape[:-2]) <= MAX_PARTS
+
+
+def join_products(
+    groups: Groups, at: int, profile: TuningProfile, site: type[Site]
+) -> tuple[int, Site] | None:
+    """Return how many groups from ``at`` on one kernel computes, and its site; None below two.
+
+    A norm goes together with up to three products of the same few rows, or with a gated one. A
+    group is taken as long as it writes nothing that others touch.
+    """
+    norm = _norm_of(groups[at])
+    first = at + (norm is not None)
+    if first == len(groups):
+        return None
+    made = site(groups[first][-1], profile)
+    x = None if norm is None else norm.made
+    read, written = ([], []) if norm is None else ([norm.x, norm.weight], [norm.made])
+    parts: list[tuple[Operand, Operand]] = []
+    for group in groups[first : first + MAX_WEIGHTS]:
+        products = _products_of(group, made)
+        y = group[-1].output
+        if not products or (parts and len(products) > 1):
+            break
+        rows, weights = products[0].inputs[1], [node.inputs[0] for node in products]
+        if any(w.dtype is not (parts[0][0] if parts else weights[0]).dtype for w in weights):
+            break
+        x = rows if x is None else x
+        if not rows.is_same_window(x):
+            break
+        if any(y.meets(o) for o in (*read, *written, rows, *(w for w, _ in parts), *weights)):
+            break
+        if any(o.meets(w) for o in written for w in weights):
+            break
+        written.append(y)
+        parts += [(w, y) for w in weights]
+        if len(products) > 1:
+            break
+    is_gated = len(parts) > 1 and parts[0][1] is parts[1][1]
+    count = (norm is not None) + (1 if is_gated else len(parts))
+    if count < 2 or not parts or x is None:
+        return None
+    made = site(groups[at + count - 1][-1], profile)
+    normed = None if norm is None else (norm.weight, norm.made, norm.eps)
+    lower_rows(made, parts, x if norm is None else norm.x, is_gated=is_gated, normed=normed)
+    return count, made
+
+
+class _Norm(NamedTuple):
+    """``made = rms_norm(x) * weight``."""
+
+    x: Operand
+    weight: Operand
+    made: Operand
+    eps: float
+
+
+def _norm_of(group: Nodes) -> _Norm | None:
+    """Return the norm that a group is, if products can compute it besides."""
+    if [node.op for node in group] != ["rms_norm", "mul"]:
+        return None
+    (x, made), weight, eps = (
+        (group[0].inputs[0], group[1].output),
+        _other(*group),
+        group[0].params["eps"],
+    )
+    if weight is None or len(x.shape) != 2 or x.shape != made.shape or made.meets(x):
+        return None
+    if prod(weight.shape) != x.shape[1] or not (has_pieces(weight) and has_pieces(made)):
+        return None
+    assert isinstance(eps, (int, float))  # the graph was verified
+    return None if made.meets(weight) else _Norm(x, weight, made, float(eps))
+
+
+def _products_of(group: Nodes, site: LoweringContext) -> list[BoundNode]:
+    """Return the products of few rows that a group is, one or the two of a gated one; else none."""
+    ops = [node.op for node in group]
+    if ops == ["mul_mat"]:
+        products = [*group]
+    elif ops == ["mul_mat", "mul_mat", "swiglu"] and _are_alike(
+        group, *(n.inputs[0] for n in group[:2])
+    ):
+        products = [*group[:2]]
+    else:
+        return []
+    fits = (
+        len(w.shape) == len(x.shape) == 2 and 0 not in w.shape and _is_in_place(w, x, site)
+        for w, x in (node.inputs for node in products)
+    )
+    return products if all(fits) else []
 
 
 _FUSED: Final[Mapping[str, Callable[[Nodes, LoweringContext], bool]]] = {
@@ -150,3 +272,5 @@ _FUSED: Final[Mapping[str, Callable[[Nodes, LoweringContext], bool]]] = {
     "rope+set_rows": _rope_into_rows,
 }
 """By pattern."""
+
+_PRODUCTS: Final = frozenset(name for name in _FUSED if name.startswith("mul_mat"))

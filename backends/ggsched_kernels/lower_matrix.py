@@ -1,9 +1,12 @@
 """Lowering of matrix products: few rows are bound by reading the weight, many by arithmetic."""
 
+from math import prod
+from typing import Final
+
 from ggsched.backend.program import Operand
-from ggsched.ir.dtype import DType
-from ggsched_kernels.calls import CODE, FAULT, ROUTE, Window, i32, window
-from ggsched_kernels.lower_warps import PIECE, ids_window, lower_by_warps
+from ggsched.ir.dtype import MXFP4, DType
+from ggsched_kernels.calls import CODE, FACTOR, FAULT, ROUTE, Window, i32, i64, window
+from ggsched_kernels.lower_warps import PIECE, ids_window, is_in_place, lower_by_warps
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
@@ -31,6 +34,9 @@ def lower_mul_mat(site: LoweringContext) -> None:
         groups = (-(-columns // per_group), batches, 1)
         site.call("matvec", "matvec_columns", args, groups, **weight_define(w.dtype))
         return
+    if _fits_halves(site) and prod(w.shape[:-2]) == 1:
+        _lower_halves(site)
+        return
     groups = (-(-columns // _tile_width(site)), -(-rows // p.tile_rows), batches)
     defines = {**_tile_defines(site), **_aligned(site, b, a, w.dtype)}
     site.call("matmul", "matmul", args, groups, **defines)
@@ -52,22 +58,79 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
         chosen = (*window(w).args, *a.args, *ids_window(ids).args, *y.args, FAULT, CODE)
         site.call("matvec", "matvec_id", chosen, groups, **weight)
         return
+    if _fits_halves(site):
+        _lower_halves(site)
+        return
     tiles = prepare_route(site)
     groups = (-(-columns // _tile_width(site)), tiles, 1)
     args = (*window(w).args, *a.args, *y.args, ROUTE)
     site.call("matmul", "matmul_id", args, groups, **_tile_defines(site), **weight)
 
 
-def prepare_route(site: LoweringContext) -> int:
-    """Let ROUTE hold the rows of each expert, in tiles of ``tile_rows``; return how many tiles."""
+def prepare_route(site: LoweringContext, rows: int = 0) -> int:
+    """Let ROUTE hold the rows of each expert; return how many tiles.
+
+    Args:
+        rows: Of a tile; ``tile_rows`` of the profile if not given.
+    """
     w, _, ids = site.node.inputs
-    experts, pairs, rows = w.shape[0], ids.shape[0] * ids.shape[1], site.profile.tile_rows
+    rows = rows or site.profile.tile_rows
+    experts, pairs = w.shape[0], ids.shape[0] * ids.shape[1]
     tiles = experts + 1 + pairs // rows
     if site.retained.prepare(ROUTE, ids, ("matmul", experts, rows), 4 * (3 * tiles + pairs)):
         listing = (*ids_window(ids).args, ROUTE, i32(experts), FAULT, CODE)
-        defines = {**_tile_defines(site), **weight_define(w.dtype)}
+        defines = {**_tile_defines(site), **weight_define(w.dtype), "BM": rows}
         site.call("matmul", "list_rows", listing, (experts + 1, 1, 1), **defines)
     return tiles
+
+
+# --- in 16 bits, on units that multiply matrices ------------------------------------------------
+
+HALVES_LANES: Final = 256
+STAGES: Final = 4
+_TILE: Final = 32
+_TILES: Final = ((4, 4), (4, 2), (2, 2))
+"""Rows of x and of the weight of a group, in 32: the first that keeps ``MIN_SHARE`` busy."""
+
+MIN_SHARE: Final = 0.75
+"""Of the multiprocessors."""
+
+
+def _fits_halves(site: LoweringContext) -> bool:
+    p, (w, x) = site.profile, site.node.inputs[:2]
+    if not p.matrix_units or p.activations != "auto" or w.dtype.name == "f32" or 0 in x.shape:
+        return False
+    return not w.dtype.is_quantized or is_in_place(w)
+
+
+def _lower_halves(site: LoweringContext) -> None:
+    """``matmul_halves``, behind rows of x in 16 bits, which later products of these use again."""
+    w, x, *ids = site.node.inputs
+    p, b, y = site.profile, window(w), window(site.node.output)
+    rows, columns, is_packed = prod(x.shape[:-1]), w.shape[-2], w.dtype.is_quantized
+    pieces = -(-x.shape[-1] // _TILE)
+    pitch = pieces * _TILE * 2
+    define = {"lanes": HALVES_LANES, "STAGES": STAGES, **weight_define(w.dtype)}
+    factor = (FACTOR, i64(rows * pitch), i32(pitch))
+    kind = "packed" if is_packed and w.dtype is not MXFP4 else w.dtype.name
+    if site.retained.prepare(FACTOR, x, ("pieces", kind), rows * pieces * (_TILE * 2 + 12)):
+        groups = (-(-rows * pieces * 4 // HALVES_LANES), 1, 1)
+        source = (*site.contiguous(x).args, *factor)
+        site.call("matmul_halves", "halve_rows", source, groups, MT=2, NT=2, **define)
+    if not is_packed:
+        define["W_ALIGNED"] = _aligned(site, b, b, w.dtype)["W_ALIGNED"]
+    if ids:
+        mt, nt = 2, 4
+        tiles = prepare_route(site, _TILE * mt)
+        groups = (-(-columns // (_TILE * nt)), tiles, 1)
+        chosen = (*b.args, *factor, i32(x.shape[1]), *y.args, ROUTE)
+        site.call("matmul_halves", "matmul_halves_id", chosen, groups, MT=mt, NT=nt, **define)
+        return
+    grids = [(-(-columns // (_TILE * n)), -(-rows // (_TILE * m))) for m, n in _TILES]
+    busy = (i for i, grid in enumerate(grids) if prod(grid) >= MIN_SHARE * p.num_sms)
+    at = next(busy, len(grids) - 1)
+    (mt, nt), args, groups = _TILES[at], (*b.args, *factor, *y.args), (*grids[at], 1)
+    site.call("matmul_halves", "matmul_halves", args, groups, MT=mt, NT=nt, **define)
 
 
 def is_along_sum(w: Operand) -> bool:

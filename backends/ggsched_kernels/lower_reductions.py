@@ -38,7 +38,15 @@ def lower_norm(site: LoweringContext) -> None:
     x, y = window(site.node.inputs[0]), window(site.node.output)
     kind = i32(_NORM[site.node.op])
     args = (*x.args, *y.args, kind, f32(site.number("eps")))
-    site.call("norm", "norm_rows", args, (x.rows, 1, 1))
+    site.call("norm", "norm_rows", args, (x.rows, 1, 1), lanes=row_lanes(x, site))
+
+
+def row_lanes(x: Window, site: LoweringContext) -> int:
+    """Return the work-items of a group that reduces a row: more where rows leave a GPU idle."""
+    p = site.profile
+    vectors = x.shape[-1] // p.vector
+    most = p.row_lanes if x.rows < p.num_sms else p.lanes
+    return max(p.lanes, min(most, 1 << (max(1, vectors) - 1).bit_length()))
 
 
 def lower_sum_rows(site: LoweringContext) -> None:

@@ -5,7 +5,7 @@ that every device has. How a kernel is cut follows measurements on an H200
 (``docs/measurements``); the reasons stand beside the numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from ggsched_kernels.calls import (
     Arg,
     Launch,
     Window,
+    f32,
     i32,
     i64,
     window,
@@ -33,6 +34,7 @@ MAX_COLUMNS: Final = 8  # rows of x that a kernel multiplies with what it has re
 TILE: Final = 16  # rows of w that a group of matvec_blocks takes at once
 DIGIT_NBYTES: Final = 100  # of a piece of x as digits, with its unit
 BLOCK: Final = 32  # elements of a piece
+CHUNK: Final = 8  # elements of a piece that a lane of matvec_rows takes
 LOCAL_UNIT: Final = 8 << 10  # sizes of local memory are programs of their own, so there are few
 DECLARED_NBYTES: Final = 3 << 10  # that kernels declare or the driver keeps for each group
 FREE_NBYTES: Final = 48 << 10  # local memory that a group has without a request
@@ -92,7 +94,7 @@ def _is_few(site: LoweringContext) -> bool:
     return y.shape[2] <= p.few_rows and y.shape[0] * y.shape[1] <= MAX_PARTS
 
 
-def _has_pieces(operand: Operand) -> bool:
+def has_pieces(operand: Operand) -> bool:
     """Whether rows lie along the last axis without gaps and begin at multiples of 16 bytes."""
     if operand.shape[-1] > 1 and operand.strides[-1] != operand.dtype.block_nbytes:
         return False
@@ -102,9 +104,7 @@ def _has_pieces(operand: Operand) -> bool:
 
 
 def _fits_rows(site: LoweringContext) -> bool:
-    w, x = site.node.inputs[:2]
-    whole = w.shape[-1] * w.dtype.block_nbytes % PIECE == 0
-    return _is_few(site) and whole and _has_pieces(w) and _has_pieces(x)
+    return _is_few(site) and fits_in_place(*site.node.inputs[:2])
 
 
 def _fits_sums(site: LoweringContext) -> bool:
@@ -129,53 +129,114 @@ def columns_at_once(site: LoweringContext) -> int:
     apart = w.shape[-2] == 1 or w.strides[-2] >= w.dtype.row_nbytes(w.shape[-1])
     steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
     in_place = all(place % alignment_of(w.dtype) == 0 for place in (w.offset, *steps))
-    if not (side_by_side and apart and in_place and _has_pieces(x)):
+    if not (side_by_side and apart and in_place and has_pieces(x)):
         return 0
     cut = _cut_blocks(site)
     return 0 if cut is None else cut.defines["COLS"]
 
 
-# --- weights in rows of plain types -------------------------------------------------------------
+# --- weights that are read in place ---------------------------------------------------------------
+
+
+def fits_in_place(w: Operand, x: Operand) -> bool:
+    """Whether ``matvec_rows`` can read a weight and rows of x as they lie."""
+    if not w.dtype.is_quantized:
+        whole = w.shape[-1] * w.dtype.block_nbytes % PIECE == 0
+        return w.dtype.name in PLAIN and whole and has_pieces(w) and has_pieces(x)
+    return has_pieces(x) and is_in_place(w)
+
+
+def is_in_place(w: Operand) -> bool:
+    """Whether blocks of a weight are bytes that can be read as they lie."""
+    if w.dtype.name not in BLOCKS:
+        return False
+    if w.shape[-1] > w.dtype.block and w.strides[-1] != w.dtype.block_nbytes:
+        return False
+    unit = max(alignment_of(w.dtype), 2 - w.dtype.block_nbytes % 2)  # scales are f16 or bytes
+    steps = [s for n, s in zip(w.shape[:-1], w.strides[:-1], strict=True) if n > 1]
+    return all(place % unit == 0 for place in (w.offset, *steps))
 
 
 def _lower_rows(site: LoweringContext) -> None:
-    w, x = site.node.inputs[:2]
-    chosen = site.node.op == "mul_mat_id"
-    y = window(site.node.output)
-    joined = 1 if chosen else _joined(site)
-    vectors = 1 if chosen else (joined if joined > 1 else y.shape[2])
-    cut = _cut_rows(site, vectors)
+    w, x, *ids = site.node.inputs
+    lower_rows(site, [(w, site.node.output)], x, *ids)
+
+
+def lower_rows(
+    site: LoweringContext,
+    parts: Sequence[tuple[Operand, Operand]],
+    x: Operand,
+    ids: Operand | None = None,
+    *,
+    added: Operand | None = None,
+    is_gated: bool = False,
+    normed: tuple[Operand, Operand, float] | None = None,
+) -> None:
+    """Add the call of ``matvec_rows``.
+
+    Args:
+        site: Where to.
+        parts: Weights, and what their products with ``x`` become; at most three.
+        x: Rows.
+        ids: Experts, if these are chosen.
+        added: What is added to the one product.
+        is_gated: Whether two weights of one shape make one result, that of ``swiglu``.
+        normed: What the norms of the rows are multiplied with, where that goes, and epsilon, if
+            products are to be those of norms.
+    """
+    w, y = parts[0][0], window(parts[0][1])
+    is_single = ids is None and len(parts) == 1 and added is None and normed is None
+    joined = _joined(w, x) if is_single else 1
+    vectors = 1 if ids is not None else (joined if joined > 1 else y.shape[2])
+    rows = [v.shape[-2] for v, _ in parts]
+    cut = _cut_rows(site, w, sum(rows), vectors)
+    if is_gated:
+        rows, cut["ROWS"] = rows[:1], max(1, cut["ROWS"] // 2)
     slots = cut["lanes"] // cut["SPAN"] // cut["SPLIT"]
-    across = -(-w.shape[-2] // (slots * cut["ROWS"]))
+    across = sum(-(-n // (slots * cut["ROWS"])) for n in rows)
     defines = {**cut, **weight_define(w.dtype)}
-    if chosen:
+    if len(parts) > 1:
+        defines |= {"WEIGHTS": len(parts), "GATED": int(is_gated)}
+    more = [window(place) for part in parts[1:] for place in part]
+    if added is not None:
+        defines["ADDED"] = 1
+        more.append(window(added, parts[0][1].shape))
+    if normed is not None:
+        defines["NORMED"] = 1
+        more += [window(normed[0]), window(normed[1])]
+    tail = tuple(arg for place in more for arg in place.args)
+    tail += (f32(normed[2]),) if normed is not None else ()
+    if ids is not None:
         groups = (across, y.shape[1] * y.shape[2], 1)
-        site.call("matvec_rows", "matvec_rows_id", _chosen_args(site), groups, **defines)
+        tensors = (*window(w).args, *window(x).args, *ids_window(ids).args, *y.args)
+        site.call(
+            "matvec_rows", "matvec_rows_id", (*tensors, FAULT, CODE, *tail), groups, **defines
+        )
         return
     groups = (across, -(-vectors // cut["COLS"]), y.shape[0] * y.shape[1] // joined)
-    args = (*window(w).args, *window(x).args, *y.args, i32(joined))
+    args = (*window(w).args, *window(x).args, *y.args, i32(joined), *tail)
     site.call("matvec_rows", "matvec_rows", args, groups, **defines)
 
 
-def _joined(site: LoweringContext) -> int:
+def _joined(w: Operand, x: Operand) -> int:
     """Return how many batches of x with one row each share a weight: query heads and their keys."""
-    w, x = (window(o) for o in site.node.inputs[:2])
-    return x.shape[1] // w.shape[1] if x.shape[2] == 1 and x.shape[0] == w.shape[0] else 1
+    a, b = window(w), window(x)
+    return b.shape[1] // a.shape[1] if b.shape[2] == 1 and b.shape[0] == a.shape[0] else 1
 
 
-def _cut_rows(site: LoweringContext, vectors: int) -> dict[str, int]:
-    """Cut ``matvec_rows``.
+def _cut_rows(site: LoweringContext, w: Operand, n: int, vectors: int) -> dict[str, int]:
+    """Cut ``matvec_rows`` for ``n`` rows of weights like ``w``.
 
     A lane has 8 loads under way if it can; fewer rows than would fill the device are shared by more
     warps. With more rows of x, more rows of w at once let each element of x serve them.
     """
-    w = site.node.inputs[0]
-    n, pieces = w.shape[-2], w.shape[-1] * w.dtype.block_nbytes // PIECE
-    span = min(WARP, next_power(pieces))
+    each = CHUNK if w.dtype.is_quantized else PIECE // w.dtype.block_nbytes
+    chunks = w.shape[-1] // each
+    span = min(WARP, next_power(chunks))
     columns = min(MAX_COLUMNS, next_power(vectors))
     warps = n * span / WARP / site.profile.num_sms  # for each multiprocessor, with a row for each
     split = 1 if warps >= 64 else 2 if warps >= 24 else 4
-    split = max(1, min(split, pieces // span))
+    split = max(1, min(split, chunks // span))
     rows, deep = (4, 2) if split == 1 else (2, 2)
     if columns in (2, 4):
         rows = 8 if split == 1 else 4
@@ -183,7 +244,7 @@ def _cut_rows(site: LoweringContext, vectors: int) -> dict[str, int]:
         rows, deep = 4, 1
     if w.dtype.name == "f32" and columns == 1:
         rows, deep = 2, 4
-    deep = max(1, min(deep, -(-pieces // (span * split))))
+    deep = max(1, min(deep, -(-chunks // (span * split))))
     return {
         "lanes": 128, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep, "COLS": columns,
     }  # fmt: skip
@@ -197,7 +258,7 @@ def _lower_sums(site: LoweringContext) -> None:
     w, x = site.node.inputs
     a = site.contiguous(x)
     b, y = window(w), window(site.node.output)
-    joined = _joined(site)
+    joined = _joined(w, x)
     vectors = joined if joined > 1 else y.shape[2]
     columns = min(4, next_power(vectors))  # sums of a piece for each are kept in registers
     items = PIECE // w.dtype.block_nbytes
@@ -351,6 +412,7 @@ WAYS: Final[tuple[Way, ...]] = (
     Way("matvec_rows", ALL_OPS, PLAIN, _fits_rows, _lower_rows),
     Way("matvec_sums", _MUL_MAT, PLAIN, _fits_sums, _lower_sums),
     Way("matvec_blocks", ALL_OPS, BLOCKS, _fits_blocks, lower_blocks),
+    Way("matvec_rows", ALL_OPS, BLOCKS, _fits_rows, _lower_rows),
 )
 
 
@@ -370,7 +432,11 @@ __all__ = [
     "Way",
     "can_join_blocks",
     "columns_at_once",
+    "fits_in_place",
+    "has_pieces",
     "ids_window",
+    "is_in_place",
     "lower_blocks",
     "lower_by_warps",
+    "lower_rows",
 ]

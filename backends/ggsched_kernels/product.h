@@ -12,6 +12,16 @@ typedef struct {
   i64 sy_column, sy_row; /* from row to row of x, and of w */
   int rows, columns, nk; /* rows of w, rows of x (at most COLS), extent of the sum */
   int group, groups;     /* of those that share the rows of w */
+#if ADDED
+  GLOBAL const u8 *z; /* what is added, as far apart as y */
+  i64 sz_column, sz_row;
+#endif
+#if NORMED
+  GLOBAL const u8 *nw; /* elements that norms of x are multiplied with */
+  GLOBAL u8 *ny;       /* where that goes besides */
+  i64 sny;
+  float eps;
+#endif
 #if WEIGHTS > 1
   GLOBAL const u8 *w1;
   GLOBAL u8 *y1;

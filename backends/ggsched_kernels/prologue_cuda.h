@@ -93,6 +93,7 @@ FN To lanes_(const From *p) {
   UNROLL EACH_LANE_ r.v[i_] = p[i_];
   return r;
 }
+#define VITEM(a, i) ((a).v[i])
 FN vf VSPLAT(float x) {
   vf r;
   UNROLL EACH_LANE_ r.v[i_] = x;

@@ -99,6 +99,7 @@ FN vf vlookup8_(vf table, vi index) { return __builtin_ia32_permvarsf256(table, 
 /* Of floats that begin at a multiple of a vector. */
 #define VLOAD_ALIGNED(p) (*(GLOBAL const vf *)(p))
 #define VSPLAT(x) ((vf)(x))
+#define VITEM(v, i) ((v).s##i)
 #define VSPLAT_INT(x) ((vi)(x))
 #if VW == 4
 #define VIOTA ((vi)(0, 1, 2, 3))

@@ -1,11 +1,13 @@
 """The backend: devices by index."""
 
+from dataclasses import replace
 from typing import Final
 
 from ggsched.backend.protocols import Device
 from ggsched.errors import BackendUnavailable
 from ggsched_opencl import driver
 from ggsched_opencl.device import OpenClDevice
+from ggsched_opencl.matrix_units import has_ptx
 
 MAX_DEVICES: Final = 64
 
@@ -30,7 +32,10 @@ class OpenClBackend:
 
     def __init__(self) -> None:
         found = driver.find_devices()
-        self._found, self.notes = found.devices, found.notes
+        self._found = tuple(
+            replace(f, has_ptx=not f.is_cpu and has_ptx(f.handle)) for f in found.devices
+        )
+        self.notes = found.notes
 
     def device_count(self) -> int:
         """How many devices are offered."""

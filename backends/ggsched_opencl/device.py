@@ -9,13 +9,15 @@ from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.base_buffer import BaseBuffer
+from ggsched.backend.precision import activations
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory
 from ggsched.backend.queued.device import QueuedDevice
 from ggsched.backend.queued.stream import QueuedStream
 from ggsched.topology.caps import HOST_PROCESSOR, DeviceFacts, Kind
 from ggsched_kernels import CPU, GPU, TuningProfile, source, supported_fusions, supported_ops
-from ggsched_opencl import compiled, driver
+from ggsched_kernels.calls import JOINED_NBYTES
+from ggsched_opencl import compiled, driver, matrix_units
 from ggsched_opencl.driver import COMPLETE, DeviceInfo, Handle, status_of
 from ggsched_opencl.event import POLLING, OpenClEvent
 from ggsched_opencl.kernel_caches import now_s, pocl_folder, remove_in_use
@@ -24,6 +26,17 @@ from ggsched_opencl.program import OpenClProgram
 from ggsched_opencl.queue import OpenClQueue
 
 MAX_STREAMS: Final = 64
+MAX_ROW_LANES: Final = 512
+NEIGHBOURS: Final = frozenset(
+    {
+        "mul_mat, mul_mat, mul_mat",
+        "rms_norm+mul, mul_mat",
+        "rms_norm+mul, mul_mat, mul_mat, mul_mat",
+        "rms_norm+mul, mul_mat*2+swiglu",
+    }
+)
+"""Groups that one kernel computes, whose operands live until the last."""
+
 _LOG: Final = logging.getLogger("ggsched.opencl")
 
 
@@ -33,7 +46,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
     A processor counts as an ``accelerator``, not as ``cpu``: its memory is apart from the host's
     as far as the contract goes, and ``-ngl`` is to place layers there.
     """
-    version = " ".join(found.version.split(",")[0].split())
+    version, profile = " ".join(found.version.split(",")[0].split()), profile_of(found)
     return DeviceFacts(
         name=f"opencl:{index}",
         backend="opencl",
@@ -50,7 +63,8 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         is_deterministic=True,
         imports_host_memory=found.maps_host_memory,
         ops=supported_ops("opencl", has_f64=found.has_f64),
-        fusions=supported_fusions(profile_of(found)),
+        fusions=supported_fusions(profile),
+        neighbours=NEIGHBOURS if profile.joins else frozenset(),
     )
 
 
@@ -69,7 +83,15 @@ def profile_of(found: DeviceInfo) -> TuningProfile:
     """
     if found.is_cpu:
         return CPU
-    return replace(GPU, num_sms=found.compute_units, few_rows=8)
+    return replace(
+        GPU,
+        num_sms=found.compute_units,
+        few_rows=8,
+        row_lanes=min(MAX_ROW_LANES, found.lanes),
+        joins=found.parameter_nbytes >= JOINED_NBYTES,
+        matrix_units=found.has_ptx,
+        activations=activations(),
+    )
 
 
 class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
@@ -100,7 +122,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         super().__init__(facts_of(index, found), timeout_s)
         self.profile = profile or profile_of(found)
         self.landings = None if found.is_cpu else Landings()
-        self._handle = found.handle
+        self._handle, self._has_ptx = found.handle, found.has_ptx
         self._compiled = compiled.take(found.handle)
         self.context = self._compiled.context
         self._migrating = driver.make_queue(self.context)
@@ -164,7 +186,8 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     ) -> Handle:
         programs = self._compiled.programs
         if (name, defines) not in programs:
-            made = driver.build_program(self.context, source(name, "opencl"), (*defines, *more))
+            every = (*defines, *more, *(matrix_units.DEFINES if self._has_ptx else ()))
+            made = driver.build_program(self.context, source(name, "opencl"), every)
             programs[name, defines] = made
         return driver.make_kernel(programs[name, defines], kernel)
 

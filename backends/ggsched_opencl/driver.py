@@ -79,6 +79,9 @@ class DeviceInfo:
         maps_host_memory: Whether buffers over host memory are that memory, and no copy of it.
         place: Where it is on the bus, as far as the driver tells: the same for one device.
         compute_units: Multiprocessors.
+        parameter_nbytes: Most bytes of a kernel's arguments.
+        lanes: Most work-items of a group.
+        has_ptx: Whether kernels may contain inline PTX (``matrix_units``).
     """
 
     handle: Handle
@@ -94,6 +97,9 @@ class DeviceInfo:
     maps_host_memory: bool = False
     place: str = ""
     compute_units: int = 1
+    parameter_nbytes: int = 1024
+    lanes: int = 128
+    has_ptx: bool = False
 
     @property
     def of(self) -> str:
@@ -325,6 +331,8 @@ def _describe(platform: Handle, device: Handle) -> DeviceInfo:
         is_integrated=not is_cpu and bool(device.host_unified_memory),
         place=_place(device),
         compute_units=int(device.max_compute_units),
+        parameter_nbytes=int(device.max_parameter_size),
+        lanes=int(device.max_work_group_size),
     )
 
 
@@ -446,6 +454,27 @@ def build_program(context: Handle, text: str, defines: Sequence[tuple[str, str]]
             why=str(error),
             hint="report this with the name and version of the OpenCL platform",
         ) from error
+
+
+def probe(
+    device: Handle, text: str, defines: Sequence[tuple[str, str]], lanes: int, nbytes: int
+) -> bytes | None:
+    """Return what the kernel ``probe`` of a source makes of zeros, by one group.
+
+    It has a context of its own, which a fault would end. None if the driver refuses any of it.
+    """
+    options = [*OPTIONS, *(f"-D{name}={value}" for name, value in defines)]
+    found = bytearray(nbytes)
+    try:
+        context = cl.Context([device])
+        kernel = make_kernel(_built(context, text, options), "probe")
+        queue, made = cl.CommandQueue(context), make_filled_buffer(context, bytes(nbytes))
+        kernel.set_arg(0, made)
+        enqueue_kernel(queue, kernel, (lanes,), (lanes,))
+        cl.enqueue_copy(queue, found, made)
+    except cl.Error:
+        return None
+    return bytes(found)
 
 
 def make_kernel(program: Handle, name: str) -> Handle:

@@ -94,11 +94,10 @@ class OpenClProgram:
             return self._constants[arg.content]
         if arg is FAULT:
             return self.stream.queue.fault_words
-        if arg is CODE:
-            return self.stream.queue.codes.argument(label)
+        if arg is CODE or isinstance(arg, CodeOf):
+            return self.stream.queue.codes.argument(arg.label if isinstance(arg, CodeOf) else label)
         if isinstance(arg, ArgPlaceholder):
             return self._memory[arg].memory  # the lowering has counted it
-        assert not isinstance(arg, CodeOf)  # only calls of CUDA kernels do the work of several
         handle, _ = place_of(own_buffer(arg).memory, 0)
         self._buffers.append(handle)
         return handle

@@ -288,6 +288,8 @@ def test_devices_keep_their_order(device, monkeypatch):
         type = driver.cl.device_type.GPU
         global_mem_size, max_mem_alloc_size, mem_base_addr_align = 2**30, 2**28, 8
         max_compute_units = 4
+        max_parameter_size = 1024
+        max_work_group_size = 256
         extensions, host_unified_memory = "", False
 
         def __init__(self, name):

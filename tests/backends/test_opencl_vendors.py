@@ -200,6 +200,8 @@ def test_devices_of_other_drivers_are_used_beside_one_that_crashes(tmp_path):
 class Chip:
     global_mem_size, max_mem_alloc_size, mem_base_addr_align = 2**30, 2**28, 8
     max_compute_units = 4
+    max_parameter_size = 1024
+    max_work_group_size = 256
     host_unified_memory = False
 
     def __init__(self, name, kind="CPU", bus=None):

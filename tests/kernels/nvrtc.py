@@ -13,7 +13,7 @@ import pytest
 
 from ggsched.errors import BackendUnavailable
 from ggsched.whole_file import write_whole
-from ggsched_kernels import GPU, SOURCES
+from ggsched_kernels import GPU, OPENCL_ONLY, SOURCES
 from ggsched_kernels.calls import Launch
 from tests.kernels.second_nvrtc import SecondNvrtc
 from tests.kernels.tile_configs import cuts_of
@@ -116,9 +116,12 @@ ROUTES = (
 )
 
 
+OF_CUDA = {name: packed for name, packed in SOURCES.items() if name not in OPENCL_ONLY}
+
+
 def programs():
     """Yield (source, definitions) for every source, with every type of weight that it reads."""
-    for name, packed in SOURCES.items():
+    for name, packed in OF_CUDA.items():
         defines = {**COMMON, **OF_SOURCE.get(name, {})}
         for cut in cuts_of(name):
             for dtype in packed or (None,):
@@ -135,7 +138,6 @@ def programs():
         states = {"BETA": flag, "COPIED": 1 - flag}
         yield "conv_step", _sorted({**COMMON, "LANES": 64, "TAPS": 4, "SILU_TOO": flag})
         yield "delta_scan", _sorted({**COMMON, "LANES": 128, "KEPT": 16, **states})
-    yield "rope_kv_write", _sorted({**COMMON, "LANES": 64})
     units = {"UNITS_0": 2, "UNITS_1": 1, "UNITS_2": 1}
     for jobs in (2, 3):
         yield "rope_tokens", _sorted({**COMMON, "LANES": 256, "JOBS": jobs, **units})

@@ -14,6 +14,7 @@ from ggsched_kernels import (
     CPU,
     DIALECTS,
     GPU,
+    OPENCL_ONLY,
     SOURCES,
     WARP_SOURCES,
     source,
@@ -28,6 +29,8 @@ from tests.kernels.tile_configs import cuts_of
 FOLDER = resources.files(ggsched_kernels)
 # Words of CUDA alone, for a producer warp.
 FEEDING = {"GATES_READY", "GATE_ANNOUNCE", "GATE_ARRIVE", "GATE_AWAIT", "GATE_OPEN", "COPY_SPAN"}
+# Words of OpenCL alone: CUDA's kernels for tensor cores have texts of their own.
+UNITS = {"MULTIPLY_HALVES", "HALVES_WORDS", "HALF_PAIR", "BYTE_PAIRS"}
 WARP_HEADERS = sorted({header for headers in WARP_SOURCES.values() for header in headers})
 SHARED = ["common.h", "weights.h", *WARP_HEADERS, *(f"{name}.cl" for name in SOURCES)]
 
@@ -72,7 +75,7 @@ def test_prologues_define_the_same_words():
         words.append({w for w in found if w and not w.endswith("_")})
     used = {w for file in SHARED for w in re.findall(r"\w+", without_comments(text_of(file)))}
     optional = {w for file in SHARED for w in re.findall(r"#ifn?def (\w+)", text_of(file))}
-    optional |= FEEDING
+    optional |= FEEDING | UNITS
     known = [known | optional for known in words]
     assert (words[0] ^ words[1]) & used <= optional, "a word of one prologue only"
     assert known[0] & used == known[1] & used
@@ -109,7 +112,7 @@ def test_profiles_fit_the_kernels(profile):
 
 def programs():
     for name, weights in SOURCES.items():
-        for weight in weights or [None]:
+        for weight in () if name in OPENCL_ONLY else weights or [None]:
             for i in range(len(cuts_of(name))):
                 yield name, weight and f"W_{weight.upper()}", i
 

@@ -2,6 +2,7 @@
 
 _BLOCKS = {"BLOCKS": 8, "STAGES": 2, "ALIGNED": 0, "LOCAL_NBYTES": 90112}
 CUTS = {
+    "matmul_halves": ({"LANES": 256, "MT": 2, "NT": 2, "STAGES": 2},),
     "matvec_blocks": (
         {"LANES": 256, "COLS": 1, "PRODUCER": 0, **_BLOCKS},
         {"LANES": 512, "COLS": 8, "PRODUCER": 0, **_BLOCKS, "ALIGNED": 1, "BLOCKS": 4},

@@ -7,16 +7,18 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_kernels.calls import CODE, FAULT, Arg, Window, f32, i32, window
-from ggsched_kernels.lower_reductions import rope_constants
+from ggsched_kernels.calls import CODE, Window, f32, window
+from ggsched_kernels.rope_kv_write import (
+    FEW_POSITIONS,
+    HEAD_LANES,
+    heads_arguments,
+    kind_of_rows,
+)
 
 MAX_LANES: Final = 1024
 MAX_UNITS: Final = 8
 MANY_ROWS: Final = 128
 MANY_LANES: Final = 256
-HEAD_LANES: Final = 64
-FEW_POSITIONS: Final = 64
-"""With more positions the shared kernel, which computes each sine once for all heads, is better."""
 
 
 def fits_rms_mul(nodes: list[CudaLoweringContext]) -> bool:
@@ -88,20 +90,6 @@ def lower_rope(site: CudaLoweringContext) -> None:
     _rope(site, site.node, window(site.node.output), None, 0)
 
 
-def fits_rope_rows(nodes: list[CudaLoweringContext]) -> bool:
-    """Whether the rotated heads of a position are one row of the cache."""
-    rope, rows = (site.node for site in nodes)
-    dst, src, ids = rows.inputs
-    x = rope.inputs[0]
-    return (
-        len(dst.shape) == 2
-        and len(ids.shape) == 1
-        and src.shape[-1] == x.shape[-1] * x.shape[-2]
-        and dst.strides[-1] == dst.dtype.block_nbytes
-        and dst.dtype.name in ("f32", "f16")
-    )
-
-
 def lower_rope_rows(nodes: list[CudaLoweringContext]) -> None:
     """One kernel that rotates heads on their way to a cache."""
     site, last = nodes
@@ -109,34 +97,12 @@ def lower_rope_rows(nodes: list[CudaLoweringContext]) -> None:
     _rope(last, site.node, window(dst), window(ids), kind_of_rows(dst))
 
 
-def kind_of_rows(dst: Operand) -> int:
-    """Return how the kernel calls the type of a cache."""
-    return 2 if dst.dtype.name == "f16" else 1
-
-
 def _rope(
     site: CudaLoweringContext, rope: BoundNode, y: Window, ids: Window | None, kind: int
 ) -> None:
-    args = rope_arguments(rope, y, ids, kind, CODE)
+    args = heads_arguments(rope, y, ids, kind, CODE)
     tokens, heads, _ = rope.inputs[0].shape
     site.call("rope_kv_write", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
-
-
-def rope_arguments(
-    rope: BoundNode, y: Window, ids: Window | None, kind: int, code: Arg
-) -> tuple[Arg, ...]:
-    """Return what the kernels of ``rope_heads`` take for a rotation.
-
-    Args:
-        y: Where its result goes, or the cache.
-        ids: Rows of the cache, if it goes there.
-        kind: Type of the cache, see the kernels.
-        code: What a bad id is reported with.
-    """
-    x, positions = rope.inputs[:2]
-    factors, table, flags = rope_constants(rope)
-    places = (window(x), window(positions), factors, y, ids or window(positions))
-    return (*(arg for place in places for arg in place.args), table, *flags, i32(kind), FAULT, code)
 
 
 def _other(norm: BoundNode, mul: BoundNode) -> Operand:

@@ -13,12 +13,10 @@ from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.decode.attention import cut_of, fits_attention, operands_of
 from ggsched_cuda_kernels.decode.fused import (
     fits_rope,
-    fits_rope_rows,
-    kind_of_rows,
-    rope_arguments,
 )
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import Arg, CodeOf, Launch, i32, window, window_of
+from ggsched_kernels.rope_kv_write import fits_rope_rows, heads_arguments, kind_of_rows
 
 OPS: Final = ("rope", "rope+set_rows", "set_rows", "attention")
 MAX_TOKENS: Final = 4
@@ -57,7 +55,11 @@ def _fits(layer: Layer, profile: TuningProfile) -> int | None:
     """Return the first row of the caches that attention looks at; None if it is other attention."""
     turn_q, turn_k, keys, values = layer[:4]
     sites = [CudaLoweringContext(node, profile) for node in layer]
-    if not (fits_rope(sites[0]) and fits_rope_rows(sites[1:3]) and fits_attention(sites[4])):
+    if not (
+        fits_rope(sites[0])
+        and fits_rope_rows(*(site.node for site in sites[1:3]))
+        and fits_attention(sites[4])
+    ):
         return None
     k, v, q = layer.last.inputs[:3]
     (tokens, heads, width), count = q.shape, k.shape[1]
@@ -123,7 +125,7 @@ def _lower(layer: Layer, first: int, site: CudaLoweringContext) -> None:
     tokens, count, width = turn_k.output.shape
     step, each = src.strides
     new_v = window_of(src, (1, tokens, count, width), (0, step, width * each, each))
-    turn = rope_arguments(
+    turn = heads_arguments(
         turn_q, window(turn_q.output), window(ids), kind_of_rows(dst), CodeOf(keys.label)
     )
     places = (window(turn_k.inputs[0]), new_v, window(keys.inputs[0]), window(dst))

@@ -1,5 +1,5 @@
 /* Rotations of all heads of a token, and copies into rows of caches, for many tokens: what up to three of `rope_heads`
- * would do. Behind the text of rope.cl, whose arguments it takes, and `to` of rope_kv_write.cu: 0 for a plain
+ * would do. Behind the text of rope.cl, whose arguments it takes, and `to` of rope_kv_write.cl: 0 for a plain
  * result y (1, T, H, D), 1 for rows of f32 of a cache (1, 1, N, H * D), 2 for rows of f16.
  *
  * A group takes a token. Its lanes compute the sine and cosine of each pair once, while units of four pairs are under

@@ -4,6 +4,10 @@
  * `to` is 0 for a plain result y (1, T, H, D). Otherwise y is the cache (1, 1, N, H * D), of f32 (1) or
  * f16 (2), and row ids[t] is written. Without pairs nothing is rotated, and no position is read.
  */
+#ifndef EARLY /* OpenCL launches nothing early */
+#define EARLY_LET_GO()
+#define EARLY_WAIT()
+#endif
 #define JOB_(n)                                                                                              \
   GLOBAL const u8 *x##n, Tens tx##n, GLOBAL const u8 *positions##n, Tens tp##n, GLOBAL const u8 *factors##n, \
       Tens tf##n, GLOBAL u8 *y##n, Tens ty##n, GLOBAL const u8 *ids##n, Tens ti##n,                          \

@@ -1,0 +1,230 @@
+"""What OpenCL GPUs run for products of few and of many rows, on PoCL with groups of many lanes.
+
+Units that multiply matrices, and values of other lanes, are emulated there by local memory
+(``warp_opencl.h``); kernels, their indices and the lowering are those of a GPU.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggsched.backend.program import Group
+from ggsched.errors import DeviceFault
+from ggsched.ir.builder import GraphBuilder
+from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0
+from ggsched.ir.tensor import Role
+from ggsched.scheduler import Scheduler
+from ggsched_kernels import GPU, lower_nodes
+from ggsched_kernels.calls import JOINED_NBYTES
+from ggsched_testing.eager import bound_nodes, run_direct
+from ggsched_testing.generators.values import LeafRule
+from ggsched_testing.oracle.interpreter import run_oracle
+from tests.backends import opencl_devices
+from tests.backends.against_oracle import check, tame
+from tests.backends.test_cuda_rope_kv_write import layer
+from tests.kernels.test_fibers import Memory
+
+pytestmark = pytest.mark.opencl
+
+slow = pytest.mark.slow  # each is a program, which takes PoCL seconds to compile
+PLAIN = replace(GPU, num_sms=2, few_rows=8, joins=True)
+UNITS = replace(PLAIN, matrix_units=True, activations="auto")
+TYPES = (Q8_0, Q4_K, *(pytest.param(t, marks=slow) for t in (Q4_0, MXFP4, Q6_K)))
+
+
+@pytest.fixture(scope="module")
+def device():
+    made = opencl_devices.opencl_device(profile="gpu")
+    yield made
+    made.close()
+
+
+def kernels(graph, profile=UNITS):
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
+    return [call.kernel for call in lower_nodes(bound_nodes(graph, memory), profile).calls]
+
+
+def product(dtype, n, k, m):
+    g = GraphBuilder()
+    return g.build(g.mul_mat(g.weight("w", (n, k), dtype), g.input("x", (m, k))))
+
+
+# --- few rows ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("n", "k", "m"), [(21, 256, 1), pytest.param(5, 768, 3, marks=slow)])
+def test_blocks_are_read_in_place(device, dtype, n, k, m):
+    device.profile = PLAIN
+    graph = product(dtype, n, k, m)
+    assert kernels(graph, PLAIN) == ["matvec_rows"]
+    check(device, graph, tame(graph), atol=1e-3)
+
+
+def decoder_step(dtype, tokens):
+    """Return a norm with three products, a product with a sum, and a norm with a gated product."""
+    g = GraphBuilder()
+    x = g.input("x", (tokens, 64))
+    normed = g.mul(g.rms_norm(x), g.weight("norm", (64,)))
+    q, k, v = (
+        g.mul_mat(g.weight(n, (rows, 64), dtype), normed)
+        for n, rows in (("q", 64), ("k", 5), ("v", 9))
+    )
+    x = g.add(g.mul_mat(g.weight("o", (64, 64), dtype), q), x)
+    normed = g.mul(g.rms_norm(x), g.weight("norm2", (64,)))
+    gate, up = (g.mul_mat(g.weight(n, (40, 64), dtype), normed) for n in ("gate", "up"))
+    return g.build(k, v, normed, g.swiglu(gate, up))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [(BF16, 1), (Q8_0, 2), pytest.param(F32, 8, marks=slow)]
+)
+def test_neighbours_of_few_rows_are_three_kernels(monkeypatch, dtype, tokens):
+    from ggsched_opencl import device as devices
+    from ggsched_opencl import program
+
+    made = []
+
+    def lowering(nodes, profile):
+        lowered = lower_nodes(nodes, profile)
+        made.extend(dict(call.defines) | {"kernel": call.kernel} for call in lowered.calls)
+        return lowered
+
+    monkeypatch.setattr(program, "lower_nodes", lowering)
+    monkeypatch.setattr(devices, "profile_of", lambda found: PLAIN)
+    graph = decoder_step(dtype, tokens)
+    values = tame(graph)
+    weights = {t.name: values[t.name] for t in graph.roots(Role.WEIGHT)}
+    with Scheduler(["opencl:0"], weights=weights) as scheduler:
+        found = scheduler.run(graph, {"x": values["x"]})
+    for tid, wanted in run_oracle(graph, values).items():
+        np.testing.assert_allclose(found[tid], wanted, rtol=1e-4, atol=1e-4)
+    assert [call["kernel"] for call in made] == ["matvec_rows"] * 3
+    assert [[n for n in ("NORMED", "ADDED", "GATED") if call.get(n) == "1"] for call in made] == [
+        ["NORMED"], ["ADDED"], ["NORMED", "GATED"],
+    ]  # fmt: skip
+
+
+def test_a_norm_in_place_stays_alone():
+    g = GraphBuilder()
+    x = g.input("x", (1, 64))
+    graph = g.build(g.mul_mat(g.weight("w", (9, 64)), g.mul(g.rms_norm(x), g.weight("n", (64,)))))
+    memory = {t.id: Memory(t.nbytes) for t in graph.tensors}
+    nodes = bound_nodes(graph, memory)
+    group = Group("rms_norm+mul", (0, 1))
+    nodes = [replace(n, group=group) if n.node in group.nodes else n for n in nodes]
+    assert [c.kernel for c in lower_nodes(nodes, PLAIN).calls] == ["matvec_rows"]
+    x = nodes[0].inputs[0]
+    nodes[1] = replace(nodes[1], output=x)
+    nodes[2] = replace(nodes[2], inputs=(nodes[2].inputs[0], x))
+    assert [c.kernel for c in lower_nodes(nodes, PLAIN).calls] == ["norm_mul_rows", "matvec_rows"]
+
+
+def test_rotations_and_copies_into_caches_are_one_kernel(device):
+    assert kernels_of(layer(3)) == kernels_of(layer(3)[:1]) == ["rope_kv_write"]
+    assert "rope_kv_write" not in kernels_of(layer(65))
+    device.profile = PLAIN
+    g = GraphBuilder()
+    positions, rows = g.input("positions", (3,), I32), g.input("rows", (3,), I32)
+    turned = g.rope(g.input("q", (3, 4, 16)), positions, n_dims=16)
+    values = g.set_rows(g.state("values", (8, 6), F16), g.input("v", (3, 6)), rows)
+    graph = g.build(turned, values)
+    assert kernels(graph, PLAIN) == ["rope_kv_write"]
+    given = tame(graph) | {
+        "rows": np.array([5, 0, 2], np.int32),
+        "positions": np.arange(3, dtype=np.int32),
+    }
+    check(device, graph, given, states={"values": np.zeros((8, 6), np.float16)})
+    given["rows"][1] = 8
+    with pytest.raises(DeviceFault, match=r"set_rows.*row 8 was requested.*8 rows"):
+        run_direct(device, graph, given, {"values": np.zeros((8, 6), np.float16)})
+
+
+def kernels_of(nodes):
+    return [call.kernel for call in lower_nodes(nodes, PLAIN).calls]
+
+
+# --- many rows --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [BF16, Q8_0, *(pytest.param(t, marks=slow) for t in (F16, Q4_K, Q6_K, MXFP4))]
+)
+def test_many_rows_in_16_bits(device, dtype):
+    device.profile = UNITS
+    k = 67 if dtype.block == 1 else max(64, dtype.block)
+    graph = product(dtype, 40, k, 9)
+    assert kernels(graph) == ["halve_rows", "matmul_halves"]
+    check(device, graph, tame(graph))
+
+
+def test_experts_in_16_bits(device):
+    device.profile = UNITS
+    g = GraphBuilder()
+    w, ids = g.weight("w", (3, 33, 64), BF16), g.input("ids", (40, 2), I32)
+    graph = g.build(g.mul_mat_id(w, g.input("x", (40, 2, 64)), ids))
+    assert kernels(graph) == ["halve_rows", "list_rows", "matmul_halves_id"]
+    check(device, graph, tame(graph, ids=LeafRule("ids", bound=3)))
+    with pytest.raises(DeviceFault, match=r"row 3 was requested.*3 rows"):
+        run_direct(device, graph, tame(graph) | {"ids": np.full((40, 2), 3, np.int32)})
+
+
+def test_rows_of_x_are_prepared_once_for_each_kind():
+    g = GraphBuilder()
+    x = g.input("x", (20, 256))
+    kinds = (BF16, Q8_0, Q4_K, MXFP4, BF16)
+    graph = g.build(*(g.mul_mat(g.weight(f"w{i}", (64, 256), t), x) for i, t in enumerate(kinds)))
+    halves, product = "halve_rows", "matmul_halves"
+    wanted = [halves, product, halves, product, product, halves, product, halves, product]
+    assert kernels(graph) == wanted
+
+
+def test_what_units_do_not_take():
+    graph = product(BF16, 64, 64, 20)
+    assert kernels(graph, replace(UNITS, activations="f32")) == ["matmul"]
+    assert kernels(graph, PLAIN) == ["matmul"]
+    assert kernels(product(F32, 64, 64, 20)) == ["matmul"]
+
+
+def test_tiles_are_smaller_where_groups_are_few():
+    def tile(n, m, num_sms):
+        profile = replace(UNITS, num_sms=num_sms)
+        memory = dict.fromkeys(range(9), Memory(1 << 24))
+        *_, call = lower_nodes(bound_nodes(product(BF16, n, 64, m), memory), profile).calls
+        return tuple(int(dict(call.defines)[name]) for name in ("MT", "NT")), call.groups
+
+    assert tile(8192, 512, 132) == ((4, 4), (64, 4, 1))
+    assert tile(2048, 512, 132) == ((4, 2), (32, 4, 1))
+    assert tile(512, 512, 132) == ((2, 2), (8, 8, 1))
+
+
+# --- what a device can --------------------------------------------------------------------------
+
+
+def test_a_device_without_ptx_has_no_units(device):
+    from ggsched_opencl import backend, driver, matrix_units
+    from ggsched_opencl.device import profile_of
+
+    found = driver.find_devices().devices[0]
+    assert not matrix_units.has_ptx(found.handle)
+    assert not any(each.has_ptx for each in backend.OpenClBackend()._found if each.is_cpu)
+    gpu = replace(found, is_cpu=False, parameter_nbytes=JOINED_NBYTES, has_ptx=True)
+    assert (profile_of(gpu).matrix_units, profile_of(gpu).joins) == (True, True)
+    assert not profile_of(replace(gpu, parameter_nbytes=1024)).joins
+
+
+def test_units_are_used_if_products_and_exchanges_are_right(monkeypatch):
+    from ggsched_opencl import driver, matrix_units
+
+    i, k, j = np.arange(16), np.arange(16), np.arange(8)
+    a, b = (2 * i[:, None] + 3 * k) % 7 - 3, (5 * k[:, None] + j) % 11 - 5
+    right = np.concatenate([(a @ b).ravel(), np.arange(32) ^ 5]).astype(np.float32)
+    for at, wanted in ((None, True), (5, False), (140, False)):
+        given = right.copy()
+        if at is not None:
+            given[at] += 1
+        monkeypatch.setattr(driver, "probe", lambda *_, given=given: given.tobytes())
+        assert matrix_units.has_ptx.__wrapped__(None) is wanted
+    monkeypatch.setattr(driver, "probe", lambda *_: None)
+    assert not matrix_units.has_ptx.__wrapped__(None)
