@@ -4,22 +4,28 @@ Units that multiply matrices, and values of other lanes, are emulated there by l
 (``warp_opencl.h``); kernels, their indices and the lowering are those of a GPU.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ggsched.backend.program import Group
-from ggsched.errors import DeviceFault
+from ggsched.errors import DeviceFault, GgschedError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched_kernels import GPU, lower_nodes
+from ggsched_kernels import GPU, lower_nodes, supported_fusions, supported_ops
 from ggsched_kernels.calls import JOINED_NBYTES
+from ggsched_opencl.device import NEIGHBOURS
+from ggsched_testing.conformance import ConformanceRunner, all_cases
 from ggsched_testing.eager import bound_nodes, run_direct
 from ggsched_testing.generators.values import LeafRule
 from ggsched_testing.oracle.interpreter import run_oracle
+from ggsched_testing.sim.config import SimConfig
+from ggsched_testing.sim.device import SimDevice
+from ggsched_testing.sim.harness import sim_harness
 from tests.backends import opencl_devices
 from tests.backends.against_oracle import check, tame
 from tests.backends.test_cuda_rope_kv_write import layer
@@ -228,3 +234,31 @@ def test_units_are_used_if_products_and_exchanges_are_right(monkeypatch):
         assert matrix_units.has_ptx.__wrapped__(None) is wanted
     monkeypatch.setattr(driver, "probe", lambda *_: None)
     assert not matrix_units.has_ptx.__wrapped__(None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", [PLAIN, UNITS], ids=["plain", "units"])
+def test_all_that_the_kit_launches_is_lowered(monkeypatch, profile):
+    """Its cases run on a simulated device that declares what an OpenCL GPU does."""
+    compile_, count = SimDevice.compile, 0
+
+    def compiled(self, nodes, stream):
+        nonlocal count
+        count += 1
+        made = compile_(self, nodes, stream)
+        with suppress(GgschedError):  # as the device refuses, too
+            lower_nodes(nodes, profile)
+        return made
+
+    monkeypatch.setattr(SimDevice, "compile", compiled)
+    declared = {
+        "ops": supported_ops("opencl", has_f64=True),
+        "fusions": supported_fusions(profile),
+        "neighbours": NEIGHBOURS,
+    }
+    kit = ConformanceRunner(sim_harness(SimConfig(**declared)), max_examples=25)
+    for case in all_cases():
+        if case.rule.startswith("LCH") or case.rule == "ALL-1":
+            result = kit.run(case)
+            assert result.verdict in ("pass", "skip"), f"{case.name}: {result.reason}"
+    assert count > 1000
