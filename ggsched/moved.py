@@ -31,6 +31,7 @@ MOVED: Final = {
     "ggsched.trace.versions": "ggsched.trace.unroll",
     "ggsched.trace.plan_account": "ggsched.trace.utilization",
     "ggsched.cli.progress": "ggsched_commands.progress",
+    "ggsched.cli.report_bug": "ggsched_commands.report_bug",
     "ggsched.interchange.dot": "ggsched_commands.dot",
     "ggsched.interchange.safetensors": "ggsched_llm.safetensors_file",
     "ggsched.passes.explain": "ggsched_commands.explain",

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggsched.backend import registry
-from ggsched.cli import report_bug as module
 from ggsched.cli.main import main
-from ggsched.cli.report_bug import without_names
 from ggsched.cli.versions import nvidia_driver
+from ggsched_commands import report_bug as module
+from ggsched_commands.report_bug import without_names
 from tests.backend.stubs import StubBackend, point, raising
 
 HOME, USER, HOST = "/home/jo.smith", "jo", "kestrel"
