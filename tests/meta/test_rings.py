@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from ggsched.moved import MOVED
-from tests.meta.repository import CODE, ROOT, name_of, python_files
+from tests.meta.repository import CODE, ROOT, name_of, own_files, python_files
 
 ALLOWED = {"ggsched", "msgspec", "numpy", *sys.stdlib_module_names}
 CORE = sorted(
@@ -55,6 +55,13 @@ def test_core_plans_and_checks_with_numpy_and_msgspec_alone():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_core_is_one_that_one_person_can_know():
+    kinds = (".py", ".js", ".css", ".html")
+    files = [path for path in own_files() if name_of(path).startswith("ggsched/")]
+    lines = sum(len(p.read_text("utf-8").splitlines()) for p in files if p.suffix in kinds)
+    assert lines <= 45_000, "move what one application alone uses to it"
 
 
 def imported(name):
