@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ggsched.calibrate.identity import device_identity
 from ggsched.errors import PlanError, UsageError
-from ggsched.topology import page
 from ggsched.topology.caps import Capability, DeviceFacts, capabilities
 from ggsched.topology.codec import topology_from_text, topology_to_text
 from ggsched.topology.model import Topology
+from ggsched_commands import capabilities_page as page
 from ggsched_testing.conformance.needs import NEEDS
 from ggsched_testing.conformance.rules import RULES
 from ggsched_testing.conformance.suite import all_cases
@@ -33,7 +33,7 @@ def ids(capability):
 def test_the_page_has_the_table_as_it_is_declared():
     text = PAGE.read_text(encoding="utf-8")
     assert text == page.filled(text), (
-        "python -m ggsched.topology.page docs/reference/capabilities.md"
+        "python -m ggsched_commands.capabilities_page docs/reference/capabilities.md"
     )
 
 

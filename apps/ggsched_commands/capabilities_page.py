@@ -1,6 +1,6 @@
 """The table of facts of the reference page, from their declarations.
 
-python -m ggsched.topology.page docs/reference/capabilities.md
+python -m ggsched_commands.capabilities_page docs/reference/capabilities.md
 """
 
 import json
