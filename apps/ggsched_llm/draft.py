@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from itertools import takewhile
 from math import exp, isfinite
 from typing import TYPE_CHECKING, Final, Protocol
@@ -155,7 +154,8 @@ class Draft:
         Raises:
             ModelError: the draft's logits are not finite, or a token is not in its vocabulary.
         """
-        own, sampler, found = self.session._tokens, deepcopy(sampler), list[int]()
+        own, found = self.session._tokens, list[int]()
+        sampler = sampler and sampler.copy()
         self._agree(known)
         if len(own) >= len(known) and self._next is not None:
             found = [*own[len(known) :], self._next]

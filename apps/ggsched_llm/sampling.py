@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from math import isfinite
 from secrets import randbits
@@ -123,6 +124,12 @@ class Sampler:
     def is_greedy(self) -> bool:
         """Whether the first of the largest logits is taken, whatever came before."""
         return self._sampling.is_greedy
+
+    def copy(self) -> "Sampler":
+        """Return one that draws the same tokens from the same logits."""
+        twin = copy(self)
+        twin._recent, twin._random = self._recent.copy(), deepcopy(self._random)
+        return twin
 
     def choose(self, logits: np.ndarray, best: int | None = None) -> int:
         """Return a token for logits of shape (vocabulary,).

@@ -97,3 +97,15 @@ def test_values_out_of_range(how):
 def test_logits_as_far_apart_as_floats_can_be():
     logits = np.array([-3e38, 3e38], np.float32)
     assert drawn(logits, top_k=2) == {1}
+
+
+def test_a_copy_draws_the_same_and_changes_nothing():
+    sampling = Sampling(1.5, 3, repeat_penalty=1.2)
+    logits = np.random.default_rng(0).standard_normal(50).astype(np.float32)
+    found = []
+    for copies in (False, True):
+        sampler = Sampler(sampling, [1])
+        drawn = [sampler.copy().choose(logits) for _ in range(2)] if copies else []
+        found.append([sampler.choose(logits) for _ in range(8)])
+    assert found[0] == found[1]
+    assert drawn == found[0][:1] * 2
