@@ -10,7 +10,8 @@ MEASURED: Final = 4
 CREDIT: Final = 2.0
 """Plain steps that rounds may lose before drafting pauses."""
 MAX_CREDIT: Final = 10.0
-"""With what they have gained since, so that a few bad rounds end no good phase."""
+"""With what they have gained since, so that a few bad rounds end no good phase; also the most that
+one round is said to lose."""
 SHARE: Final = 0.04
 """Share of the plain steps of a pause that pays for what was lost before."""
 _REFRESH: Final = 256
@@ -64,7 +65,8 @@ class Pacing:
         self.tokens += n_tokens
         self._since_plain += n_tokens
         if seconds is not None:
-            self._note_gain(n_tokens - seconds / max(min(self._plain), 1e-9))
+            # A longer round is mostly a pause of the machine, and each lost step a pause of drafts.
+            self._note_gain(max(-MAX_CREDIT, n_tokens - seconds / max(min(self._plain), 1e-9)))
         if self._since_plain >= _REFRESH:
             self._plain.clear()
 

@@ -76,6 +76,17 @@ def test_plain_steps_are_timed_again():
     assert sum(plain) == MEASURED * (1 + sum(not p for p in plain) // 52)
 
 
+def test_a_pause_of_the_machine_ends_no_drafting():
+    """A round, or the plain steps beside it, whose seconds say nothing."""
+    for plain, paused in ((STEP, 1e6 * STEP), (0.0, STEP)):
+        pacing = Pacing()
+        for _ in range(MEASURED):
+            pacing.note_plain(plain)
+        pacing.note_round(5, paused)
+        _, rounds = run(pacing, 1000, 1.6, lambda _: 4)
+        assert rounds * 5 > 600
+
+
 def test_rounds_that_say_nothing_and_drafts_that_are_not_verified():
     pacing = Pacing()
     for _ in range(MEASURED):
