@@ -480,14 +480,17 @@ class BatchRunner:
     def _step_for(self, n_tokens: int) -> int:
         """Return ``step``, which the first prompt that is longer may make larger."""
         if self._larger and n_tokens > self.step:
-            sizes, self._larger, known = self._larger, (), self._options
-            for size in sizes:
-                self._options = replace(known, n_ubatch=size)
-                logits_nbytes = 4 * size * self._spec.hparams.n_vocab
-                need = self.memory_need(size, 0, all_logits=False, chooses=False)
-                if has_room(need, logits_nbytes, self._free):
-                    return size
-            self._options = known
+            sizes, self._larger, chosen = self._larger, (), self._options
+            try:
+                for size in sizes:
+                    self._options = larger = replace(chosen, n_ubatch=size)
+                    logits_nbytes = 4 * size * self._spec.hparams.n_vocab
+                    need = self.memory_need(size, 0, all_logits=False, chooses=False)
+                    if has_room(need, logits_nbytes, self._free):
+                        chosen = larger
+                        break
+            finally:  # no size stays that was not checked to its end
+                self._options = chosen
         return self.step
 
     def _run_parts(self, parts: Sequence["_Part"], copy: bool) -> list[np.ndarray]:

@@ -74,6 +74,19 @@ def test_the_first_longer_prompt_decides():
 
 
 @pytest.mark.usefixtures("small_sizes")
+def test_a_size_stays_only_if_there_was_room(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ggsched_llm.batch_runner.has_room", interrupted)
+    model = load_model(ORACLE / "llama-tiny-f32.gguf")
+    with Session(model, ["sim:0"], SessionOptions(n_ctx=64)) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.feed(range(1, 41))
+        assert session.batches.step == 8
+
+
+@pytest.mark.usefixtures("small_sizes")
 def test_sizes_without_room_are_left_out(monkeypatch):
     monkeypatch.setattr("ggsched_llm.batch_runner.has_room", lambda need, logits, free: False)
     assert fed([40])[1] == [8]
