@@ -116,6 +116,7 @@ class Session:
         self._asked = self.spec, self.options
         self.timing = Timing()
         self.draft: Draft | None = None
+        self._is_closed = False
         self._tokens: list[int] = []
         self._edits = 0  # of the sequence; what is being generated belongs to one of them
         try:
@@ -478,8 +479,8 @@ class Session:
             options: Its devices, and how many tokens it proposes.
 
         Raises:
-            UsageError: another vocabulary, or one of the models keeps states that cannot be rolled
-                back.
+            UsageError: another vocabulary, one of the models keeps states that cannot be rolled
+                back, micro-batches have no room for a draft, or the session is closed.
             BackendUnavailable: a device of the draft that does not exist.
 
         Examples:
@@ -490,6 +491,15 @@ class Session:
         """
         options = options or DraftOptions()
         options.check()
+        if self._is_closed:
+            raise UsageError("the session is closed", hint="use a draft before it is closed")
+        needed = 1 + max(1, options.draft_min)
+        if self.options.step < needed:
+            raise UsageError(
+                f"a draft needs micro-batches of {needed} tokens",
+                why=f"they have {self.options.step} (-ub, -b), and one verifies a whole draft",
+                hint=f"use -ub and -b of at least {needed}, or no draft model",
+            )
         for spec in (self.spec, model.spec):
             refuse_to_cut(spec, "a draft", "generate without a draft model")
         check_vocabularies(self.model, model)
@@ -501,24 +511,25 @@ class Session:
                 why="models of one machine keep their tensors apart, those of several do not",
                 hint="name devices of this machine with --draft-devices",
             )
-        own, devices, settings = list[Device](), list[Device](), self.scheduler.settings
+        own, devices, settings = list[Device](), dict[str, Device](), self.scheduler.settings
         try:
             for name in names:
                 made = [] if name in ours else open_devices([name], allow=settings.backends)
                 own += made
-                devices += made or [ours[name]]
+                for device in made or [ours[name]]:  # "cuda" may stand for one that is open
+                    devices[device.facts.name] = ours.get(device.facts.name, device)
             sizes = SessionOptions(
                 n_ctx=self.options.n_ctx,
                 n_batch=self.options.n_batch,
-                n_ubatch=self.options.n_ubatch,
+                n_ubatch=self.options.step,  # only the model takes memory for more
             )
-            inner = Session(model, devices, sizes, settings=settings)
+            inner = Session(model, [*devices.values()], sizes, settings=settings)
         except BaseException:
             for device in own:
                 device.close()
             raise
         self._drop_draft()
-        self.draft = Draft(inner, options, own, is_apart=not ours.keys() & set(names))
+        self.draft = Draft(inner, options, own, is_apart=not ours.keys() & devices.keys())
 
     def _drop_draft(self) -> None:
         draft, self.draft = self.draft, None
@@ -536,6 +547,7 @@ class Session:
             with self.guard.hold("Session.close"):
                 self._drop_draft()
         self.scheduler.close()
+        self._is_closed = True
 
     def __enter__(self) -> Self:
         return self

@@ -416,8 +416,23 @@ def test_what_is_refused(made, tmp_path):
                 session.use_draft(made(layers=1), options)
         assert session.draft is None
         assert list(session.generate(PROMPT, 5)) == alone(made(), 5)
+    with pytest.raises(UsageError, match="the session is closed"):
+        session.use_draft(made(layers=1))
+    assert session.draft is None
+    for step, options in ((1, None), (4, DraftOptions(draft_min=4))):
+        message = f"a draft needs micro-batches of {step + 1} tokens: they have {step} "
+        with opened(made(), n_ubatch=step) as session, pytest.raises(UsageError, match=message):
+            session.use_draft(made(layers=1), options)
     with opened(recurrent) as session, pytest.raises(UsageError, match="cannot be cut"):
         session.use_draft(made())
+
+
+@pytest.mark.parametrize("names", [("cpu",), ("cpu:0", "cpu"), ("cpu:0", "cpu:0")])
+def test_a_device_that_the_model_has_is_not_opened_again(made, names):
+    options = DraftOptions(draft_devices=names)
+    with opened(made(), ["cpu:0"], made(layers=1), options=options) as session:
+        assert session.draft.session.scheduler.devices == session.scheduler.devices
+        assert not session.draft.is_apart
 
 
 @pytest.mark.usefixtures("eager")
