@@ -51,23 +51,17 @@ class DraftedSequence(Protocol):
     draft: "Draft | None"
     _tokens: list[int]
 
-    def _check(self, tokens: Sequence[int]) -> None:
-        """Refuse tokens that the sequence cannot take."""
+    def _check(self, tokens: Sequence[int]) -> None: ...
 
-    def _take(self, tokens: Sequence[int]) -> None:
-        """Take note that tokens have been run."""
+    def _take(self, tokens: Sequence[int]) -> None: ...
 
-    def _cut(self, n_tokens: int) -> None:
-        """Forget all but the first tokens."""
+    def _cut(self, n_tokens: int) -> None: ...
 
-    def _feed(self, tokens: Sequence[int], all_logits: bool, *, copy: bool) -> np.ndarray:
-        """Feed tokens inside a call that is guarded already."""
+    def _feed(self, tokens: Sequence[int], all_logits: bool, *, copy: bool) -> np.ndarray: ...
 
-    def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray:
-        """Feed tokens likewise; return the next one if a device chose it, else logits."""
+    def _choose_next(self, tokens: Sequence[int], *, goes_on: bool) -> int | np.ndarray: ...
 
-    def _drop_draft(self) -> None:
-        """Close the draft."""
+    def _drop_draft(self) -> None: ...
 
     def close(self) -> None:
         """Release everything."""

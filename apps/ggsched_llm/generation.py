@@ -37,11 +37,9 @@ class FedSequence(DraftedSequence, Protocol):
     def feed(self, tokens: Sequence[int], *, all_logits: bool = False) -> np.ndarray:
         """Feed tokens; return logits that belong to the caller."""
 
-    def _restart(self) -> None:
-        """Begin anew after a fault."""
+    def _restart(self) -> None: ...
 
-    def _reset(self) -> None:
-        """Forget the sequence inside a call that is guarded already."""
+    def _reset(self) -> None: ...
 
 
 def tokens_at_most(n_predict: int, n_fed: int, n_ctx: int) -> int:
