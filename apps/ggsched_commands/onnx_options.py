@@ -137,8 +137,8 @@ def refuse_others(known: Container[str], what: str) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         if name not in known and is_given(name):
-            where = context.command_path
-            raise UsageError(f"{parameter.opts[-1]} is for {what}", where=where)
+            said = next((o for o in parameter.opts if o.startswith("--")), parameter.opts[0])
+            raise UsageError(f"{said} is for {what}", where=context.command_path)
 
 
 def open_model(

@@ -63,6 +63,7 @@ def test_json_and_two_devices(files, capsys):
         (("--input", "x={x}", "--dim", "n"), "NAME=EXTENT"),
         (("--constant", "x=one"), "neither a number nor a file"),
         (("--input", "x={x}", "-p", "text"), "--prompt is for models that generate text"),
+        (("--input", "x={x}", "--draft-max", "2"), "--draft-max is for models that generate text"),
         (("--input", "x={x}", "--output", "{x}/out.npz"), "out.npz"),
     ],
 )
