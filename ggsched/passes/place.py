@@ -77,7 +77,6 @@ class Constraints:
 
         Examples:
             >>> from ggsched.passes.memory.rings import Slots
-        from ggsched.passes.split import OperandPolicy
             >>> Constraints(pins={0: 1}).with_slots(Slots(2, (0, 8))).slots.count
             2
         """
