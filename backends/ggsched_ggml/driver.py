@@ -155,12 +155,12 @@ class Library:
     def __init__(self, found: Any, where: str) -> None:
         self.where = where
         for name, signature in FUNCTIONS.items():  # the first one is that of the version
-            if not self._take(found, name, signature):
+            if not self.take(found, name, signature):
                 raise unusable(f"the library lacks the function {name}", where)
             if not self.version:
                 self.version = self._checked_version()
         for name, signature in OPS.items():
-            self._take(found, name, signature)
+            self.take(found, name, signature)
         self._check_layout()
         self._log = LogFunction(_log)
         self.ggml_log_set(ctypes.cast(self._log, ctypes.c_void_p), None)
@@ -168,7 +168,8 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the library of ggml has no {name}")
 
-    def _take(self, found: Any, name: str, signature: str) -> bool:
+    def take(self, found: Any, name: str, signature: str) -> bool:
+        """Add a function, with types by ``CODES``; return whether the library has it."""
         function = getattr(found, name, None)
         if function is None:
             return False
