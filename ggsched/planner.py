@@ -1,5 +1,6 @@
 """The planner: each graph is planned once, and where two ways are tried, the faster one stays."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -37,6 +38,7 @@ class PlanKey(NamedTuple):
     reads_peers: bool
     placement: str
     placed: str
+    lanes: tuple[tuple[int, tuple[int, ...]], ...]
     options: PlanOptions
 
 
@@ -66,6 +68,7 @@ def plan_key(
         reads_peers=constraints.reads_peers,
         placement=placement,
         placed=constraints.digest if constraints.placed is not None else "",
+        lanes=tuple(sorted((d, tuple(lanes)) for d, lanes in constraints.lanes.items())),
         options=options,
     )
 
@@ -77,6 +80,7 @@ class Planner:
         settings: What plans are to be like, and how they are checked.
         plan_limit: Number of plans whose memory is kept.
         placement: Decides where nodes run.
+        propose: Returns what devices propose for a graph, see ``Constraints.lanes``.
 
     Raises:
         UsageError: a memory budget for a device that is not there, or no policy.
@@ -88,7 +92,9 @@ class Planner:
         topology: Topology,
         plan_limit: int,
         placement: PlacementPolicy | str = "auto",
+        propose: Callable[[Graph], Mapping[int, Sequence[int]]] = lambda _: {},
     ) -> None:
+        self._propose = propose
         self._placement = placement_policy(placement)
         self._settings = settings
         self._topology = topology
@@ -123,8 +129,7 @@ class Planner:
         Raises:
             PlanError: the graph cannot be placed on the devices.
         """
-        policy, wanted = self._resolved(graph, constraints)
-        return make_plan(graph, self._topology, wanted, self._options, placement=policy)
+        return self._draft(graph, constraints, self._options)
 
     def decomposed(self, graph: Graph, constraints: Constraints) -> DecomposedGraph | None:
         """Return the graph with nodes decomposed, if that is better on this machine, or None."""
@@ -194,9 +199,14 @@ class Planner:
     def _planned(self, graph: Graph, constraints: Constraints, key: PlanKey) -> Plan:
         return self._plans.get(key, lambda: self._make_plan(graph, constraints, key.options))
 
-    def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
+    def _draft(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
         policy, wanted = self._resolved(graph, constraints)
-        plan = make_plan(graph, self._topology, wanted, options, placement=policy)
+        if options.streams.limit > 1 and not wanted.lanes:
+            wanted = replace(wanted, lanes=self._propose(graph))
+        return make_plan(graph, self._topology, wanted, options, placement=policy)
+
+    def _make_plan(self, graph: Graph, constraints: Constraints, options: PlanOptions) -> Plan:
+        plan = self._draft(graph, constraints, options)
         self._note_homes(graph, plan)
         log_plan(plan, self._settings.debug)
         order = self._settings.sanitize == "plan"

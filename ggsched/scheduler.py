@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import structs
 
 from ggsched.backend.free_memory import free_nbytes
+from ggsched.backend.lanes import proposed_lanes
 from ggsched.backend.probe import probe
 from ggsched.backend.protocols import Device
 from ggsched.calibrate.cache import load_rates
@@ -155,7 +156,13 @@ class Scheduler:
         self._owned, given = opened(devices, self.settings)
         try:
             self._set_up(given)
-            self._planner = Planner(self.settings, self.topology, plan_limit, placement)
+            self._planner = Planner(
+                self.settings,
+                self.topology,
+                plan_limit,
+                placement,
+                partial(proposed_lanes, self._bare),
+            )
             log_machine(self.topology, self.settings.debug)
         except BaseException:
             close_all(self._owned)

@@ -45,6 +45,7 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
     Raises:
         UsageError: there is none of that name.
     """
+    from ggsched.plan.text import gain_text
     from ggsched_commands.explain import explain_home, explain_node, find_subject
     from ggsched_commands.tensor_locations import places_of
 
@@ -68,6 +69,15 @@ def explanation(session: "Session", name: str, n_tokens: int, n_past: int) -> di
         data["candidates"] = to_builtins(reasons.candidates)
         data["result"] = _places(places_of(plan, graph.tensors[subject.output].storage))
         data["no_alternative"] = _no_alternative(session, plan)
+        parts = plan.splits.splits
+        data["streams"] = next(
+            (
+                gain_text(gain)
+                for gain in plan.streams.gains
+                if parts[gain.split].first <= subject.id < parts[gain.split].end
+            ),
+            "",
+        )
         return data
     root = graph.tensors[subject.storage]
     now, others = explain_home(graph, plan, root, constraints, session.rates, replan)
@@ -137,6 +147,7 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
         yield f"{data['node']} runs on {data['device']}: {data['reason']}"
         own, step = seconds_text(data["seconds"]), seconds_text(data["step_s"])
         yield f"it takes {own} of a step of {step} there"
+        yield from [f"streams there: {data['streams']}"] if data["streams"] else ()
     else:
         shape = ", ".join(map(str, data["shape"]))
         where = f"lives on {data['home']}" if data["home"] else "lives in host memory"

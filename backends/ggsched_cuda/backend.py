@@ -22,7 +22,7 @@ class CudaBackend:
     """
 
     name: Final = "cuda"
-    contract_version: Final = (1, 5)
+    contract_version: Final = (1, 6)
 
     def __init__(self) -> None:
         self._found = driver.find_gpus()

@@ -31,7 +31,7 @@ class GgmlBackend:
     """
 
     name: Final = "ggml"
-    contract_version: Final = (1, 5)
+    contract_version: Final = (1, 6)
     conformance_harness: Final = HARNESS
 
     def __init__(self) -> None:

@@ -7,7 +7,8 @@ enqueued is ordered by its stream, by events, and by the host waiting, and by no
 Optional members: ``__dlpack__`` and ``__dlpack_device__`` of a buffer (INT-1),
 ``__cuda_array_interface__`` of a buffer (INT-2), ``__cuda_stream__`` of a stream (INT-3), and of
 an event ``waiter(timeout_s)``, a call that waits as ``sync`` does and outlives ``close`` (EVT-5), a
-stream and an event ``__progress__()`` (``ggsched.backend.progress``).
+stream and an event ``__progress__()`` (``ggsched.backend.progress``), and of a device
+``propose_lanes(graph)`` where it declares ``proposes_lanes`` (STR-7, ``ggsched.backend.lanes``).
 Outside the contract a device may report when commands ran, see ``ggsched.backend.timing``.
 Capture (CAP-1..4) is offered by having ``begin_capture``, see ``ggsched.backend.capture``.
 
@@ -25,7 +26,7 @@ from ggsched.topology.caps import DeviceFacts, WaitPath
 Version = tuple[int, int]
 """Major and minor version of the contract."""
 
-CONTRACT_VERSION: Final[Version] = (1, 5)
+CONTRACT_VERSION: Final[Version] = (1, 6)
 """The newest version; a plug-in of another major version is refused."""
 
 MEMBERS_SINCE: Final[Mapping[str, Version]] = {"Stream.fill": (1, 1)}

@@ -231,7 +231,7 @@ def _schedule(problem: PlacementProblem, placement: Placement, options: PlanOpti
         # would have to outlive the next.
         policy = replace(policy, limit=1)
     lanes_of = wanted.slots.lanes_of(graph) if wanted.slots and wanted.slots.lanes > 1 else ()
-    streams = assign(graph, topology, splits, policy, rates, fusions, lanes_of)
+    streams = assign(graph, topology, splits, policy, rates, fusions, lanes_of, wanted.lanes)
     order = find_order(topology, splits, streams, fusions)
     live = liveness(graph, splits, fusions)
     data_sync = visibility = None

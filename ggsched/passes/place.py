@@ -9,7 +9,7 @@ does not keep them is refused.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -44,6 +44,8 @@ class Constraints:
         reads_peers: Whether a node that is the only reader of a result of another device reads that
             device's memory instead of a copy, if both declare ``DeviceFacts.reads_peers``.
         placed: A placement that was decided before, under these constraints; no policy is called.
+        lanes: A lane for each node of the graph, by device, as that device proposes (STR-7). They
+            become streams where no others are predicted to be faster; nonsense is ignored.
 
     Examples:
         >>> from ggsched.passes import Constraints
@@ -59,13 +61,14 @@ class Constraints:
     clears: frozenset[str] = frozenset()
     reads_peers: bool = False
     placed: Placement | None = None
+    lanes: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
         """Hash of all of them."""
         rates = self.rates.digest if self.rates else ""
         sets = sorted(self.clears), self.reads_peers
-        parts = (rates, self.offload, self.slots, *sets, self.placed)
+        parts = (rates, self.offload, self.slots, *sets, self.placed, sorted(self.lanes.items()))
         text = repr((sorted(self.homes.items()), sorted(self.pins.items()), *parts))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

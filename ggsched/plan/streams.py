@@ -10,7 +10,7 @@ class StreamSpec(msgspec.Struct, frozen=True, gc=False):
     device: int
 
 
-class Gain(msgspec.Struct, frozen=True, gc=False):
+class Gain(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What the cost model says of several streams for one split.
 
     Attributes:
@@ -18,6 +18,8 @@ class Gain(msgspec.Struct, frozen=True, gc=False):
         sequential_s: Predicted seconds on one stream.
         concurrent_s: Predicted seconds on these streams, events included.
         is_taken: Whether the split runs on several streams.
+        proposed_s: Predicted seconds on the lanes that the device proposes; ``concurrent_s`` where
+            they are the streams. None where it proposes none for the split.
     """
 
     split: int
@@ -25,6 +27,7 @@ class Gain(msgspec.Struct, frozen=True, gc=False):
     sequential_s: float
     concurrent_s: float
     is_taken: bool
+    proposed_s: float | None = None
 
 
 class Streams(msgspec.Struct, frozen=True):

@@ -235,7 +235,19 @@ def stream_rows(plan: Plan, *, verbose: bool = False) -> Iterator[str]:
 
 
 def gain_text(gain: Gain) -> str:
-    """Return what several streams are predicted to gain, or why there is one."""
+    """Return what several streams are predicted to gain, or why there is one.
+
+    If the device proposes lanes, what is predicted of them follows.
+    """
+    proposed = ""
+    if gain.proposed_s is not None:
+        is_used = gain.proposed_s == gain.concurrent_s
+        takes = "are these" if is_used else f"would take {seconds_text(gain.proposed_s)}"
+        proposed = f"; the lanes that the device proposes {takes}"
+    return f"{_gain_text(gain)}{proposed}"
+
+
+def _gain_text(gain: Gain) -> str:
     alone, beside = seconds_text(gain.sequential_s), seconds_text(gain.concurrent_s)
     if gain.is_taken:
         return f"{gain.streams} streams, predicted {beside} instead of {alone}"

@@ -105,6 +105,17 @@ class DeviceFacts:
     max_streams: Annotated[
         int, Capability("Streams that can exist at once", ("TRU-1", "STR-4"))
     ] = 1
+    proposes_lanes: Annotated[
+        bool,
+        Capability(
+            "`propose_lanes` names a lane for each node of a graph. The planner uses the lanes as "
+            "streams where it predicts no gain from others; this is a hint, and no plan depends "
+            "on it",
+            ("STR-7",),
+            needs={"lanes": (True, "it proposes no lanes")},
+            drawn=(False,),
+        ),
+    ] = False
     copy_order: Annotated[
         CopyOrder,
         Capability(

@@ -15,7 +15,7 @@ QUEUES = "STR-*,EVT-*,BUF-*,CPY-*,FIL-*,ERR-*,CAP-*,COL-*,TRU-*,INT-*,ALL-*,LCH-
 """All rules but those on results, which no setting of queues changes: half of the kit's time."""
 
 COMBINATIONS = {
-    "everything": SimConfig(),
+    "everything": SimConfig(proposes_lanes=True),
     "host memory": SimConfig(is_host=True, kind="cpu", imports_host_memory=True),
     "no events": SimConfig(has_events=False),
     "barriers": SimConfig(copy_order="barrier"),

@@ -59,6 +59,10 @@ def test_text_and_explanation_name_the_candidates(call):
     text = " ".join(out.split())
     assert "the least predicted time of the whole graph" in text
     assert "placements of the whole graph that were compared" in text
+    code, out, _ = call(
+        "plan", LLAMA, *TWO[:2], "--n-tokens", "32", "--streams", "2", "--explain", "blk.1.ffn_up"
+    )
+    assert "streams there: 2 streams, predicted" in " ".join(out.split())
     options = ["--placement", "cost", "--explain", "blk.0.attn_q.weight", "--json"]
     code, out, _ = call("plan", LLAMA, *TWO, *options)
     data = json.loads(out)

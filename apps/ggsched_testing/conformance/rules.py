@@ -17,6 +17,7 @@ RULES: Final[Mapping[str, str]] = {
     "STR-4": "two streams are unordered, and neither holds up the other",
     "STR-5": "sync returns when all is complete and visible; a timeout changes nothing",
     "STR-6": "is_done never blocks; different streams may be used by different threads",
+    "STR-7": "a device that proposes lanes names one for each node, always the same",
     "EVT-1": "an event stands for everything enqueued before its record",
     "EVT-2": "nothing enqueued after a wait starts before the event's work is complete",
     "EVT-3": "waiting for an event that was not recorded raises, and so does recording twice",

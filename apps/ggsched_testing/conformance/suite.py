@@ -32,6 +32,7 @@ from ggsched_testing.conformance import (
     cases_hosts,
     cases_ids,
     cases_interop,
+    cases_lanes,
     cases_launches,
     cases_lifetimes,
     cases_ops,
@@ -53,6 +54,7 @@ from ggsched_testing.conformance.rules import RULES
 
 _MODULES: Final[tuple[ModuleType, ...]] = (
     cases_streams,
+    cases_lanes,
     cases_events,
     cases_waits,
     cases_buffers,

@@ -118,7 +118,7 @@ def constraints(
 ) -> Constraints:
     """Draw homes of weights and states and pins of nodes that can be honoured together.
 
-    Results of peers are read where they lie, or copied.
+    Results of peers are read where they lie, or copied. Devices may propose lanes.
 
     Args:
         draw: Passed by Hypothesis.
@@ -141,7 +141,15 @@ def constraints(
                 device = draw(st.sampled_from(able[storage]))
             pins[node.id] = fixed[storage] = device
     cleared = [t.name for t in graph.roots(Role.STATE) if clears and draw(st.booleans())]
-    return Constraints(homes, pins, clears=frozenset(cleared), reads_peers=draw(st.booleans()))
+    count, step = len(topology.devices), draw(st.integers(0, 5))
+    lanes = {i: tuple(n * step // 2 % 3 for n in range(len(graph.nodes))) for i in range(count)}
+    return Constraints(
+        homes,
+        pins,
+        clears=frozenset(cleared),
+        reads_peers=draw(st.booleans()),
+        lanes=lanes if step else {},
+    )
 
 
 def _some(draw: st.DrawFn, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

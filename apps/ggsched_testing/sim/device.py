@@ -10,6 +10,7 @@ from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Device, Event, HostMemory, Stream
 from ggsched.backend.timing import Clock
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
+from ggsched.ir.graph import Graph
 from ggsched.topology.caps import DeviceFacts, WaitPath
 from ggsched_testing.sim.costs import Costs
 from ggsched_testing.sim.event import SimEvent
@@ -132,6 +133,11 @@ class SimDevice:
         program = SimProgram(self, stream, nodes, self.world.next_number("programs"))
         self.world.remember("programs", program.number)
         return program
+
+    def propose_lanes(self, graph: Graph) -> Sequence[int]:
+        """Return any lanes, since it is a hint; of one graph always the same (STR-7)."""
+        drawn = np.random.default_rng(int(graph.digest[:8], 16) + self.index)
+        return [int(n) for n in drawn.integers(0, self.facts.max_streams, len(graph.nodes))]
 
     def copies_with(self, other: DeviceFacts) -> bool:
         """Whether streams copy from and to buffers of another device of this world (CPY-6)."""

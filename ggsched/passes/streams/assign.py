@@ -5,10 +5,14 @@ order: a node goes on where the operand that it waits for longest was made, if n
 that there, else to the stream on which it can start first; a change of stream costs an event. That
 is list scheduling (Graham 1966) with program order as the list, so forks and joins of any shape are
 found without naming them. A split keeps several streams only where the cost model says that they
-pay (the gate), unless the caller insists. Copies into a staging ring get a stream of their own.
+pay (the gate), unless the caller insists. A device may propose lanes for its nodes (STR-7); they
+are taken if the cost model predicts that they are as fast as ours, and have to pass the same gate.
+Waits follow from the data, so no proposal can make a plan wrong. Copies into a staging ring get a
+stream of their own.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from ggsched.ir.graph import Graph
@@ -21,6 +25,7 @@ from ggsched.plan.streams import Gain, Streams, StreamSpec
 from ggsched.topology.cost import MachineRates, Rates
 from ggsched.topology.model import Topology
 
+_NONE: Final[Mapping[int, Sequence[int]]] = MappingProxyType({})
 _WORTH_IT: Final = 0.9
 """The gate opens below this share of the sequential time: a prediction is not exact."""
 
@@ -40,6 +45,7 @@ def assign(
     rates: MachineRates,
     fusions: Sequence[Fusion] = (),
     lanes_of: Sequence[int] = (),
+    proposals: Mapping[int, Sequence[int]] = _NONE,
 ) -> Streams:
     """Return a stream for each node and each transfer; nodes of a group share theirs.
 
@@ -51,6 +57,7 @@ def assign(
         fusions: Groups of nodes that run as one.
         lanes_of: The lane of each node, if there are several: a device that has events and as many
             streams has one for each.
+        proposals: A lane for each node of the graph, by device; see ``Constraints.lanes``.
     """
     groups = {n: f.nodes for f in fusions for n in f.nodes}
     used = sorted({s.device for s in splits.splits} | {t.by for t in splits.transfers})
@@ -75,7 +82,8 @@ def assign(
             limit = min(limit, rates.devices[s.device].parallel if facts.is_async else 1)
         if limit < 2 or not facts.has_events or s.end - s.first < 2:
             continue
-        gain, lanes = _consider(graph, s, rates, limit, policy.is_forced, groups)
+        proposal = _checked(proposals.get(s.device, ()), graph)[s.first : s.end]
+        gain, lanes = _consider(graph, s, rates, limit, policy.is_forced, groups, proposal)
         gains.append(gain)
         if gain.is_taken:
             own = streams_of[s.device]
@@ -132,6 +140,7 @@ def _consider(
     limit: int,
     is_forced: bool,
     groups: Mapping[int, tuple[int, ...]],
+    proposal: Sequence[int],
 ) -> tuple[Gain, list[int]]:
     """Return what several streams are predicted to gain, and a lane for each node of a split."""
     rates = machine.devices[split.device]
@@ -144,7 +153,14 @@ def _consider(
     if not is_forced and _longest_path(before, alone) >= _WORTH_IT * total:
         return Gain(split.id, limit, total, total, False), []
     costs = _unit_costs(units, work_costs(rates, works, limit), rates)
-    of_unit, seconds = _list_schedule(before, costs, rates.event_s + rates.launch_s, limit)
+    event_s, proposed_s = rates.event_s + rates.launch_s, None
+    of_unit, seconds = _list_schedule(before, costs, event_s, limit)
+    numbers: dict[int, int] = {}
+    hint = [numbers.setdefault(proposal[u[-1]], len(numbers) % limit) for u in units if proposal]
+    if len(numbers) > 1:
+        hint, proposed_s = _list_schedule(before, costs, event_s, limit, hint)
+        if proposed_s <= seconds:
+            of_unit, seconds = hint, proposed_s
     lanes = [0] * len(nodes)
     for unit, lane in zip(units, of_unit, strict=True):
         for i in unit:
@@ -154,7 +170,13 @@ def _consider(
         change_s = rates.event_s + 2 * machine.enqueue_s  # the host enqueues a record and a wait
         least = _PER_CHANGE * _changes(before, of_unit) * change_s
         is_taken = seconds < _WORTH_IT * total and total - seconds > least
-    return Gain(split.id, limit, total, seconds, is_taken), lanes
+    return Gain(split.id, limit, total, seconds, is_taken, proposed_s), lanes
+
+
+def _checked(lanes: Sequence[int], graph: Graph) -> Sequence[int]:
+    """Return lanes that a device proposes, or none if they are not one for each node."""
+    is_one = len(lanes) == len(graph.nodes) and all(type(n) is int and n >= 0 for n in lanes)
+    return lanes if is_one else ()
 
 
 def _units(split: Split, groups: Mapping[int, tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -194,16 +216,20 @@ def _longest_path(before: Sequence[Sequence[int]], costs: Sequence[float]) -> fl
 
 
 def _list_schedule(
-    before: Sequence[Sequence[int]], costs: Sequence[float], change_s: float, limit: int
+    before: Sequence[Sequence[int]],
+    costs: Sequence[float],
+    change_s: float,
+    limit: int,
+    fixed: Sequence[int] = (),
 ) -> tuple[list[int], float]:
-    """Return a lane for each node and when the last of them ends."""
+    """Return a lane for each node, the fixed one if it has one, and when the last of them ends."""
     lanes: list[int] = []
     ends: list[float] = []
     free = [0.0] * limit
     last = [-1] * limit
     for i, cost in enumerate(costs):
         best, best_start = 0, float("inf")
-        for lane in range(limit):
+        for lane in fixed[i : i + 1] or range(limit):
             start = free[lane]
             for p in before[i]:
                 ready = ends[p] if lanes[p] == lane else ends[p] + change_s
