@@ -24,8 +24,8 @@ from ggsched.sanitize.spans import subtract
 # last read of each lane are all that has to be kept.
 
 
-Clashes = list[tuple[bool, Mark, int, int]]
-"""(whether the earlier access reads, the earlier access, first byte, one past the last)."""
+Clashes = list[tuple[bool, Mark, Span]]
+"""(whether the earlier access reads, the earlier access, the bytes)."""
 
 
 class _Last:
@@ -41,30 +41,35 @@ class _Last:
         return _Last(self.writer, None if self.readers is None else dict(self.readers))
 
 
-SEGMENTS: Final = 512
-"""Segments of a map from which on it forgets what is past; twice as many as it had then."""
+FORGET_ABOVE: Final = 512, 2
+"""A map forgets what is past with more segments than that, and this many times what it kept."""
+
+
+def _limit(kept: int) -> int:
+    least, growth = FORGET_ABOVE
+    return max(least, growth * kept)
 
 
 class AccessMap:
-    """Last accesses to the bytes of one address space."""
+    """Last accesses to the bytes of one address space.
 
-    __slots__ = ("_limit", "_map")
+    Attributes:
+        segments: For each byte its last accesses.
+        limit: With more segments than that it is time to forget.
+    """
+
+    __slots__ = ("limit", "segments")
 
     def __init__(self) -> None:
-        self._map = IntervalMap(_Last(None), _Last.copy)
-        self._limit = SEGMENTS
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it is time to forget."""
-        return len(self._map.starts) > self._limit
+        self.segments = IntervalMap(_Last(None), _Last.copy)
+        self.limit = _limit(0)
 
     def forget(self, passed: Clock) -> None:
         """Drop accesses that all later work comes after, and join what is the same without them."""
         starts: list[int] = []
         values: list[_Last] = []
         before: tuple[Mark | None, dict[int, int] | None] | None = None
-        for start, here in zip(self._map.starts, self._map.values, strict=True):
+        for start, here in zip(self.segments.starts, self.segments.values, strict=True):
             writer, readers = here.writer, here.readers
             if writer is not None and knows(passed, *writer):
                 writer = None
@@ -74,18 +79,34 @@ class AccessMap:
                 before = writer, readers
                 starts.append(start)
                 values.append(_Last(writer, readers))
-        self._map.starts[:], self._map.values[:] = starts, values
-        self._limit = max(SEGMENTS, 2 * len(starts))
+        self.segments.starts[:], self.segments.values[:] = starts, values
+        self.limit = _limit(len(starts))
 
-    def read(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> bool:
-        """Note a read; add the write before it if that is not known to be done.
 
-        Returns:
-            Whether it is time to forget.
-        """
-        first, last = self._map.cut(start, end)
-        lane, number = mark
-        values = self._map.values
+# All spans of an event are noted at once. Mostly each is the one segment of its map, which is found
+# without a call: a check of a trace spends its time here.
+
+
+def note_reads(
+    maps: Mapping[int, AccessMap], spans: Sequence[Span], mark: Mark, clock: Clock, found: Clashes
+) -> list[AccessMap]:
+    """Note reads; add the writes before them that are not known to be done.
+
+    Returns:
+        Maps that have become too large.
+    """
+    lane, number = mark
+    large: list[AccessMap] = []
+    for span in spans:
+        map_ = maps[span[0]]
+        segments = map_.segments
+        starts, values = segments.starts, segments.values
+        if len(starts) == 2 and starts[0] == span[1] and starts[1] == span[2]:
+            first, last = 0, 1
+        else:
+            first, last = segments.cut(span[1], span[2])
+            if len(starts) > map_.limit:
+                large.append(map_)
         for k in range(first, last):
             here = values[k]
             writer = here.writer
@@ -94,41 +115,57 @@ class AccessMap:
                 and writer[0] != lane  # a lane is in order by itself
                 and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]
             ):
-                found.append((False, writer, *self._range(k, end)))
-            if here.readers is None:
+                found.append((False, writer, _part(segments, k, span)))
+            readers = here.readers
+            if readers is None:
                 here.readers = {lane: number}
             else:
-                here.readers[lane] = number
-        return self.is_large
+                readers[lane] = number
+    return large
 
-    def write(self, start: int, end: int, mark: Mark, clock: Clock, found: Clashes) -> bool:
-        """Note a write; add the write and the reads before it that are not known to be done.
 
-        Returns:
-            Whether it is time to forget.
-        """
-        first, last = self._map.cut(start, end)
-        values = self._map.values
+def note_writes(
+    maps: Mapping[int, AccessMap], spans: Sequence[Span], mark: Mark, clock: Clock, found: Clashes
+) -> list[AccessMap]:
+    """Note writes; add the writes and the reads before them that are not known to be done.
+
+    Returns:
+        Maps that have become too large.
+    """
+    large: list[AccessMap] = []
+    for span in spans:
+        map_ = maps[span[0]]
+        segments = map_.segments
+        starts, values = segments.starts, segments.values
+        if len(starts) == 2 and starts[0] == span[1] and starts[1] == span[2]:
+            first, last = 0, 1
+        else:
+            first, last = segments.cut(span[1], span[2])
+            if len(starts) > map_.limit:
+                large.append(map_)
         for k in range(first, last):
             here = values[k]
             writer = here.writer
             if writer is not None and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
-                found.append((False, writer, *self._range(k, end)))
+                found.append((False, writer, _part(segments, k, span)))
             if here.readers is not None:
                 for lane, number in here.readers.items():
                     if number > clock[lane >> SHIFT][lane & MASK]:
-                        found.append((True, (lane, number), *self._range(k, end)))
+                        found.append((True, (lane, number), _part(segments, k, span)))
         if last - first == 1:
-            values[first].writer = mark
-            values[first].readers = None
+            here = values[first]
+            here.writer, here.readers = mark, None
         else:
-            self._map.put(start, end, _Last(mark))
-        return self.is_large
+            segments.put(span[1], span[2], _Last(mark))
+    return large
 
-    def _range(self, k: int, end: int) -> tuple[int, int]:
-        starts = self._map.starts
-        following = starts[k + 1] if k + 1 < len(starts) else end
-        return starts[k], min(end, following)
+
+def _part(segments: IntervalMap[_Last], k: int, span: Span) -> Span:
+    """Return the bytes of a segment that a span touches."""
+    space, _, end = span
+    starts = segments.starts
+    following = starts[k + 1] if k + 1 < len(starts) else end
+    return space, starts[k], min(end, following)
 
 
 # --- races ----------------------------------------------------------------------------------------
@@ -190,33 +227,24 @@ class Races:
             order.follow(event)
             return
         mark, clock = order.work(event, i, run)
-        for space, start, end in reads:
-            is_large = maps[space].read(start, end, mark, clock, found)
-            if found:
-                self._note(i, run, space, False)
-            if is_large:
-                self._forget(maps[space], i)
-        for space, start, end in writes:
-            is_large = maps[space].write(start, end, mark, clock, found)
-            if found:
-                self._note(i, run, space, True)
-            if is_large:
-                self._forget(maps[space], i)
+        large = note_reads(maps, reads, mark, clock, found)
+        if found:
+            self._note(i, run, False)
+        large += note_writes(maps, writes, mark, clock, found)
+        if found:
+            self._note(i, run, True)
+        if large and (later := self._later(i)):  # what this and all work behind it come after
+            passed = order.passed(later)
+            for map_ in large:
+                map_.forget(passed)
         if event.kind == "free":
             order.free(event, clock)
 
-    def _forget(self, map_: AccessMap, i: int) -> None:
-        """Forget in a map what an event and all work behind it come after."""
-        later = self._later(i)
-        if later:
-            map_.forget(self._order.passed(later))
-
-    def _note(self, i: int, run: int, space: int, writes: bool) -> None:
-        for earlier_reads, (lane, number), start, end in self._found:
+    def _note(self, i: int, run: int, writes: bool) -> None:
+        for earlier_reads, (lane, number), span in self._found:
             earlier, earlier_run = self._order.log[lane][number - 1]
             key = (earlier, earlier_reads, i)
             if key not in self.clashes and len(self.clashes) < MAX_RACES:
-                span = (space, start, end)
                 self.clashes[key] = Clash(
                     earlier, earlier_run, not earlier_reads, i, run, writes, span
                 )

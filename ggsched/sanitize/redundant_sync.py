@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ggsched.ir.intervals import IntervalMap
 from ggsched.sanitize.events import Access, Event, EventStream
 from ggsched.sanitize.order import HappensBefore, knows, nothing
-from ggsched.sanitize.races import AccessMap, Clashes
+from ggsched.sanitize.races import AccessMap, Clashes, note_reads, note_writes
 from ggsched.sanitize.report import Finding
 
 Group = tuple[int, ...]
@@ -110,11 +110,9 @@ def _needs(stream: EventStream) -> list[list[tuple[int, int]]]:
             if event.kind in _TOUCHING:
                 mark, _ = order.work(event, i, run)
                 found: Clashes = []
-                for space, start, end in event.reads:
-                    maps[space].read(start, end, mark, unaware, found)
-                for space, start, end in event.writes:
-                    maps[space].write(start, end, mark, unaware, found)
-                for _, (lane, number), _, _ in found:
+                note_reads(maps, event.reads, mark, unaware, found)
+                note_writes(maps, event.writes, mark, unaware, found)
+                for _, (lane, number), _ in found:
                     if lane != mark[0]:
                         latest[lane] = max(number, latest.get(lane, 0))
             needs.append(list(latest.items()))

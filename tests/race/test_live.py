@@ -12,7 +12,6 @@ import pytest
 from ggsched.files.reading import open_regular
 from ggsched.sanitize import check_trace
 from ggsched.sanitize.live import LiveRaces
-from ggsched.sanitize.races import AccessMap
 from ggsched.trace.export import read_trace
 from ggsched_race.live import LiveCheck, follow
 from tests.meta.repository import ROOT
@@ -45,7 +44,7 @@ def test_races_of_a_recorded_trace_are_those_of_the_whole(file):
 @pytest.mark.parametrize("forgets", [False, True])
 def test_verdict_on_random_programs_is_that_of_the_whole(forgets, monkeypatch):
     if forgets:
-        monkeypatch.setattr(AccessMap, "is_large", True)
+        monkeypatch.setattr("ggsched.sanitize.races.FORGET_ABOVE", (0, 0))
     for seed in range(200):
         for program in variants(seed):
             trace = read_trace(recorded(program))

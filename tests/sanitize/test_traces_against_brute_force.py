@@ -7,7 +7,6 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ggsched.sanitize import check_trace
-from ggsched.sanitize.races import AccessMap
 from ggsched.trace.schema import (
     NOBODY,
     Access,
@@ -152,7 +151,8 @@ def ranges_meet(a, b):
 @given(trace=traces())
 def test_verdict_is_that_of_the_sets_whatever_is_forgotten(forgets, trace):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(AccessMap, "is_large", forgets)
+        if forgets:
+            patched.setattr("ggsched.sanitize.races.FORGET_ABOVE", (0, 0))
         found = [f for f in check_trace(trace).findings if f.kind == "race"]
     truth = racing_pairs(trace)
     event("racy" if truth else "clean")
@@ -161,7 +161,7 @@ def test_verdict_is_that_of_the_sets_whatever_is_forgotten(forgets, trace):
 
 
 def test_what_the_last_work_of_a_stream_does_not_know_is_kept_until_its_end(monkeypatch):
-    monkeypatch.setattr(AccessMap, "is_large", True)
+    monkeypatch.setattr("ggsched.sanitize.races.FORGET_ABOVE", (0, 0))
     a, b, c = range(HOSTS, HOSTS + 3)
     trace = Trace(
         "last",
