@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar, overload
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, Union, overload
 
 import msgspec
 
@@ -17,9 +17,9 @@ from ggsched.sanitize import Finding
 from ggsched.sanitize.live import LiveRaces
 from ggsched.sanitize.races import MAX_RACES, Clash
 from ggsched.sanitize.references import Named
-from ggsched.trace.export import Header, header_and_records
-from ggsched.trace.schema import Alloc, Entry, Trace, Work
-from ggsched_race.trace_notes import Note, Notes, header_notes, line_at, note_decoder
+from ggsched.trace.export import Header, header_and_lines
+from ggsched.trace.schema import Alloc, Entry, Record, Sync, Trace, Wait, Work
+from ggsched_race.trace_notes import Note, Notes, header_notes, line_at
 
 T = TypeVar("T")
 
@@ -70,26 +70,34 @@ def follow_lines(data: bytes, file: str) -> Streamed | None:
 
     Returns:
         None of a trace of which more than races is to be decided: it names what is not there, has
-        frees, captures or barriers, contents, addresses, or devices with an order of their own.
+        frees, captures or barriers, contents, addresses, devices with an order of their own, or
+        lines that are no records.
 
     Raises:
-        UsageError: not a trace.
+        UsageError: the header is not that of a trace.
     """
-    header, records = header_and_records(data, file)
+    header, lines = header_and_lines(data, file)
     if not _is_simple(header):
         return None
     races, places, memories = LiveRaces(), array("q"), dict[int, Note]()
     for actor in header.actors:
         races.add_actor(actor)
-    named, decode = Named(header.actors), note_decoder(file)
+    named, note_of = Named(header.actors), msgspec.json.Decoder(Note).decode
     clashes: list[Clash] = []
     with _collector_paused():
-        for start, entry in records:
-            if not named.has_all_of(entry) or not _is_simple_record(entry):
+        for _, start, text in lines:
+            try:
+                entry = _SIMPLE.decode(text)
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 return None
-            note = decode(len(places), line_at(data, start))
-            if note.place:
-                memories[note.memory] = note
+            if not named.has_all_of(entry):
+                return None
+            if isinstance(entry, Alloc):
+                if entry.space or entry.address or not entry.is_defined:
+                    return None
+                note = note_of(text)
+                if note.place:
+                    memories[note.memory] = note
             places.append(start)
             if len(clashes) < MAX_RACES:
                 clashes += races.add(entry)
@@ -97,7 +105,7 @@ def follow_lines(data: bytes, file: str) -> Streamed | None:
     entries = Lines(line, places, msgspec.json.Decoder(Entry).decode)
     trace = Trace(header.name, header.actors, entries, header.events)  # type: ignore[arg-type]
     stacks, notices = header_notes(data, file)
-    records_notes = Lines(line, places, msgspec.json.Decoder(Note).decode)
+    records_notes = Lines(line, places, note_of)
     notes = Notes(stacks, records_notes, memories, notices)
     return Streamed(trace, notes, [races.finding(c, trace) for c in clashes[:MAX_RACES]])
 
@@ -109,16 +117,41 @@ def _is_simple(header: Header) -> bool:
     return are_plain and header.events == "latest" and not header.plans and not header.runs
 
 
-def _is_simple_record(entry: Entry) -> bool:
-    """Whether nothing but a race can be wrong about it, as far as memory and contents go."""
-    if isinstance(entry, Alloc):
-        return not entry.space and not entry.address and entry.is_defined
-    if isinstance(entry, Work):
-        for accesses in (entry.reads, entry.writes):
-            for _, _, _, tag in accesses:
-                if tag:
-                    return False
-    return True
+def _noted(kind: type[msgspec.Struct], **fields: object) -> type[msgspec.Struct]:
+    """Return a kind of record that has the fields of its note too, so that a line is decoded once.
+
+    Args:
+        fields: Types that are narrower than those of the format.
+    """
+    own = set(kind.__struct_fields__)
+    both: list[tuple[str, object, object]] = [
+        (f.name, f.type, f.default) for f in msgspec.structs.fields(Note) if f.name not in own
+    ]
+    both += [(name, type_, ()) for name, type_ in fields.items()]
+    tag = kind.__struct_config__.tag
+    return msgspec.defstruct(kind.__name__, both, bases=(kind,), tag=tag, frozen=True, gc=False)
+
+
+class _Untagged(NamedTuple):
+    """An access without a tag: contents are not decided here."""
+
+    memory: int
+    start: int
+    end: int
+    tag: Literal[""] = ""
+
+
+_Bytes = tuple[_Untagged, ...]
+_SIMPLE: Final = msgspec.json.Decoder(
+    Union[
+        _noted(Work, reads=_Bytes, writes=_Bytes),
+        _noted(Record),
+        _noted(Wait),
+        _noted(Sync),
+        _noted(Alloc),
+    ]
+)
+"""Decodes records of which nothing but a race can be wrong, as far as contents go."""
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 These are fields that readers of plain traces ignore; ``docs/reference/trace-format.md`` lists them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -111,9 +111,12 @@ def read_notes(trace: bytes, file: str = "trace") -> Notes:
         UsageError: a field of the wrong type.
     """
     stacks, notices = header_notes(trace, file)
-    decode = note_decoder(file)
-    lines = [line for line in trace.split(b"\n") if line.strip()][1:]
-    records = [decode(i, line) for i, line in enumerate(lines)]
+    decode, records = msgspec.json.Decoder(Note).decode, list[Note]()
+    for line in [line for line in trace.split(b"\n") if line.strip()][1:]:
+        try:
+            records.append(decode(line))
+        except msgspec.MsgspecError as error:
+            raise _bad_note(file, len(records), error) from error
     memories = {n.memory: n for n in records if n.place}
     return Notes(stacks, records, memories, notices)
 
@@ -136,22 +139,6 @@ def header_notes(trace: bytes, file: str) -> tuple[tuple[Stack, ...], tuple[str,
     except msgspec.MsgspecError as error:
         raise _bad_note(file, 0, error) from error
     return head.sites, head.notices
-
-
-def note_decoder(file: str) -> Callable[[int, bytes], Note]:
-    """Return what reads the note in the line of a record, by its number.
-
-    It raises ``UsageError`` for a field of the wrong type.
-    """
-    decode = msgspec.json.Decoder(Note).decode
-
-    def read(record: int, line: bytes) -> Note:
-        try:
-            return decode(line)
-        except msgspec.MsgspecError as error:
-            raise _bad_note(file, record, error) from error
-
-    return read
 
 
 def _bad_note(file: str, record: int, error: Exception) -> UsageError:

@@ -29,16 +29,25 @@ Clashes = list[tuple[bool, Mark, Span]]
 
 
 class _Last:
-    """The last write, and the last read of each lane since then."""
+    """The last write, and the last read of each lane since then.
 
-    __slots__ = ("readers", "writer")
+    Attributes:
+        reader: The last read of the lane that was the first to read; mostly no other one does.
+        others: Numbers of the last reads of other lanes, by lane.
+    """
 
-    def __init__(self, writer: Mark | None, readers: dict[int, int] | None = None) -> None:
+    __slots__ = ("others", "reader", "writer")
+
+    def __init__(
+        self, writer: Mark | None, reader: Mark | None = None, others: dict[int, int] | None = None
+    ) -> None:
         self.writer = writer
-        self.readers = readers
+        self.reader = reader
+        self.others = others
 
     def copy(self) -> "_Last":
-        return _Last(self.writer, None if self.readers is None else dict(self.readers))
+        others = None if self.others is None else dict(self.others)
+        return _Last(self.writer, self.reader, others)
 
 
 FORGET_ABOVE: Final = 512, 2
@@ -68,17 +77,19 @@ class AccessMap:
         """Drop accesses that all later work comes after, and join what is the same without them."""
         starts: list[int] = []
         values: list[_Last] = []
-        before: tuple[Mark | None, dict[int, int] | None] | None = None
+        before: tuple[Mark | None, dict[int, int]] | None = None
         for start, here in zip(self.segments.starts, self.segments.values, strict=True):
-            writer, readers = here.writer, here.readers
+            writer = here.writer
             if writer is not None and knows(passed, *writer):
                 writer = None
-            if readers is not None:
-                readers = {k: n for k, n in readers.items() if not knows(passed, k, n)} or None
+            marks = (*((here.reader,) if here.reader else ()), *(here.others or {}).items())
+            readers = {k: n for k, n in marks if not knows(passed, k, n)}
             if (writer, readers) != before:
                 before = writer, readers
                 starts.append(start)
-                values.append(_Last(writer, readers))
+                reader = next(iter(readers.items()), None)
+                others = {k: n for k, n in readers.items() if (k, n) != reader} or None
+                values.append(_Last(writer, reader, others))
         self.segments.starts[:], self.segments.values[:] = starts, values
         self.limit = _limit(len(starts))
 
@@ -116,11 +127,13 @@ def note_reads(
                 and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]
             ):
                 found.append((False, writer, _part(segments, k, span)))
-            readers = here.readers
-            if readers is None:
-                here.readers = {lane: number}
+            reader = here.reader
+            if reader is None or reader[0] == lane:
+                here.reader = mark
+            elif here.others is None:
+                here.others = {lane: number}
             else:
-                readers[lane] = number
+                here.others[lane] = number
     return large
 
 
@@ -148,13 +161,16 @@ def note_writes(
             writer = here.writer
             if writer is not None and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
                 found.append((False, writer, _part(segments, k, span)))
-            if here.readers is not None:
-                for lane, number in here.readers.items():
+            reader = here.reader
+            if reader is not None and reader[1] > clock[reader[0] >> SHIFT][reader[0] & MASK]:
+                found.append((True, reader, _part(segments, k, span)))
+            if here.others is not None:
+                for lane, number in here.others.items():
                     if number > clock[lane >> SHIFT][lane & MASK]:
                         found.append((True, (lane, number), _part(segments, k, span)))
         if last - first == 1:
             here = values[first]
-            here.writer, here.readers = mark, None
+            here.writer, here.reader, here.others = mark, None, None
         else:
             segments.put(span[1], span[2], _Last(mark))
     return large

@@ -145,42 +145,34 @@ def trace_from_lines(data: bytes, file: str = "trace") -> Trace:
         UsageError: not a trace, a trace of another format, or a record of an unknown actor; names
             the line.
     """
-    header, records = header_and_records(data, file)
-    entries = tuple(entry for _, entry in records)
-    _check_header(header, len(entries), f"{file}:1")
-    return trace_of(header, entries)
-
-
-def header_and_records(data: bytes, file: str = "trace") -> tuple[Header, "Records"]:
-    """Return the header of a trace in lines, and its records one by one.
-
-    Raises:
-        UsageError: not a trace, or a trace of another format; so does a record that is none, or of
-            an unknown actor, when its turn comes.
-    """
-    lines = _lines(data)
-    first = next(lines, None)
-    if first is None:
-        raise UsageError("the file is empty", where=file)
-    number, _, line = first
-    header = _header(file, number, line)
-    return header, _records(header, lines, file)
-
-
-Records = Iterator[tuple[int, Entry]]
-"""(where its line begins in the file, record)."""
-
-
-def _records(header: Header, lines: Iterator[tuple[int, int, bytes]], file: str) -> Records:
-    decode = msgspec.json.Decoder(Entry).decode
-    for number, start, line in lines:
+    header, lines = header_and_lines(data, file)
+    decode, entries = msgspec.json.Decoder(Entry).decode, []
+    for number, _, line in lines:
         try:
             entry: Entry = decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _bad_line(file, number, error) from error
         if problem := _unknown(header, entry):
             raise UsageError(problem, where=f"{file}:{number}", hint=_HINT)
-        yield start, entry
+        entries.append(entry)
+    _check_header(header, len(entries), f"{file}:1")
+    return trace_of(header, tuple(entries))
+
+
+def header_and_lines(
+    data: bytes, file: str = "trace"
+) -> tuple[Header, Iterator[tuple[int, int, bytes]]]:
+    """Return the header of a trace in lines, and (number, first byte, content) of each other line.
+
+    Raises:
+        UsageError: not a trace, or a trace of another format.
+    """
+    lines = _lines(data)
+    first = next(lines, None)
+    if first is None:
+        raise UsageError("the file is empty", where=file)
+    number, _, line = first
+    return _header(file, number, line), lines
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
