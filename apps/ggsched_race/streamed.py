@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Generic, Literal, NamedTuple, TypeVar, Union, overload
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -143,13 +143,11 @@ class _Untagged(NamedTuple):
 
 _Bytes = tuple[_Untagged, ...]
 _SIMPLE: Final = msgspec.json.Decoder(
-    Union[
-        _noted(Work, reads=_Bytes, writes=_Bytes),
-        _noted(Record),
-        _noted(Wait),
-        _noted(Sync),
-        _noted(Alloc),
-    ]
+    _noted(Work, reads=_Bytes, writes=_Bytes)
+    | _noted(Record)
+    | _noted(Wait)
+    | _noted(Sync)
+    | _noted(Alloc)
 )
 """Decodes records of which nothing but a race can be wrong, as far as contents go."""
 
