@@ -37,12 +37,22 @@ _WAITING: Final = frozenset(
 
 
 class _Local(threading.local):
-    """State of a thread: its stream, and streams of the backward pass that is under way."""
+    """State of a thread: its stream, and streams of the backward pass that is under way.
+
+    Attributes:
+        chosen: The stream that a hook has chosen, for the node of the backward pass that calls it.
+    """
 
     is_interpreting: bool = False
     stream: SimulatedStream | None = None
     task: int = -1
     backward: list[SimulatedStream]
+    chosen: tuple[object, SimulatedStream] | None = None
+
+
+def _place(task: int, node: Any) -> tuple[int, int | None]:
+    """Return what tells a node of a backward pass from those of all others."""
+    return task, node._sequence_nr() if node else None
 
 
 class SimulatedCuda:
@@ -74,7 +84,10 @@ class SimulatedCuda:
         return self._handles
 
     def current(self) -> SimulatedStream:
-        """Return the calling thread's stream; in a backward pass that of the op's forward."""
+        """Return the calling thread's stream; in a backward pass that of the op's forward.
+
+        A hook of the backward pass may choose another one, until its node ends.
+        """
         node = torch._C._current_autograd_node()
         task = torch._C._current_graph_task_id()
         local = self._local
@@ -93,7 +106,8 @@ class SimulatedCuda:
             producer = local.backward[-1]
             local.backward.append(stream)
             stream.wait_stream(producer)
-        return stream
+        chosen = local.chosen
+        return chosen[1] if chosen is not None and chosen[0] == _place(task, node) else stream
 
     def _end_backward(self) -> None:
         """Let the stream of the call wait for those of the backward pass, as the engine does."""
@@ -105,7 +119,11 @@ class SimulatedCuda:
 
     def set_current(self, stream: SimulatedStream) -> None:
         """Let the calling thread use a stream."""
-        self._local.stream = stream
+        task = torch._C._current_graph_task_id()
+        if task < 0:
+            self._local.stream = stream
+        else:
+            self._local.chosen = _place(task, torch._C._current_autograd_node()), stream
 
     def refuse_in_capture(self) -> None:
         """Refuse what CUDA refuses during a capture.

@@ -246,3 +246,25 @@ def test_an_op_costs_as_many_calls_of_the_recorder_whatever_its_tensors_and_a_vi
         one, all_of_them, view = [(op(), calls(op))[1] for op in ops]
     assert all_of_them <= one + 5
     assert view < one / 5
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_hook_of_a_backward_pass_uses_the_stream_that_it_chooses(waits):
+    side = None
+
+    def reduce(gradient):
+        if waits:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            bucket.copy_(gradient)
+        gradient.record_stream(side)
+
+    with watch("hook", simulate=True, raises=False) as watched:
+        side = torch.cuda.Stream()
+        bucket = torch.zeros(8, device="cuda")
+        weight = torch.ones(8, device="cuda", requires_grad=True)
+        torch.cuda.synchronize()
+        weight.register_hook(reduce)
+        (weight * 3).sum().backward()
+        torch.cuda.synchronize()
+    assert watched.report.is_clean == waits
