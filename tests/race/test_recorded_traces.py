@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ggsched.errors import UsageError
 from ggsched.sanitize import check_trace
 from ggsched.trace.export import read_trace
 from ggsched.trace.schema import FORMAT, Record, Sync, Trace, Wait, Work
@@ -166,3 +167,11 @@ def test_check_keeps_no_records_and_finds_the_same_at_the_end_of_many():
         tracemalloc.stop()
     assert finding.what.startswith("write after read: nothing orders the write of bytes 0:64 of m3")
     assert peak < 400 * 4000
+
+
+@pytest.mark.parametrize("field", ['"at":"x"', '"views":3', '"issued_s":"x"', '"reads":[[0]]'])
+def test_a_field_of_the_wrong_type_is_an_error_in_records_and_in_notes(field):
+    lines = TRACES[0].read_bytes().splitlines()
+    work = b'{"type":"work","actor":0,"label":"add",' + field.encode() + b"}"
+    with pytest.raises(UsageError, match="not a trace"):
+        check_program(b"\n".join([*lines, work]))
