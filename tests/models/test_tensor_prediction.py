@@ -242,8 +242,7 @@ def test_the_benchmark_measures_all_ways(monkeypatch):
         assert figures["difference"] < 1e-5
     assert cases["llama-8b tensor"]["step_plan"]["reads_peers"]
     made = tensor.ratios(cases)
-    assert set(tensor.TARGETS) - set(made) <= {
-        "link with a sum of 16 KiB, us", "gpt-oss-20b layer prefill", "gpt-oss-20b layer decode"
-    }  # fmt: skip
+    missing = {t for t in set(tensor.TARGETS) - set(made) if not t.startswith("gpt-oss-20b")}
+    assert missing <= {"link with a sum of 16 KiB, us"}
     assert "tensor decode" in tensor.table(made, cases, 12)
     json.dumps(cases)
