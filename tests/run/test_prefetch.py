@@ -58,7 +58,7 @@ def simulated_seconds(ring, copy_s=COMPUTE_S, streams=8):
     constraints = Constraints(
         expert_homes(GRAPH, here=1, there=0),
         rates=replace(rates, links=links),
-        experts=ExpertPolicy("on", ring),
+        offload=ExpertPolicy("on", ring),
     )
     values = expert_values(GRAPH, 0)
     with Scheduler(devices, weights=values) as scheduler:
