@@ -34,6 +34,7 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class _Header(msgspec.Struct, frozen=True):
+    name: str = ""
     sites: tuple[Stack, ...] = ()
     rank: int = 0
     groups: dict[str, tuple[int, ...]] = {}
@@ -71,13 +72,21 @@ def merged(ranks: Sequence[Rank]) -> RaceReport:
     """Return one report of several ranks of a program: races of each, and collectives that differ.
 
     Raises:
-        UsageError: two traces are of one rank.
+        UsageError: two traces are of one rank, or of different programs.
     """
     numbers = [rank.number for rank in ranks]
     if len(set(numbers)) < len(numbers):
         what = f"two traces are of rank {max(numbers, key=numbers.count)}"
         hint = "name one trace for each rank of one run, written by -o 'trace-{rank}.jsonl'"
         raise UsageError(what, where=" ".join(rank.report.name for rank in ranks), hint=hint)
+    programs = sorted({rank.header.name for rank in ranks})
+    if len(programs) > 1:
+        raise UsageError(
+            "the traces are of different programs",
+            where=" ".join(rank.report.name for rank in ranks),
+            why=" and ".join(programs),
+            hint="name the traces of one run",
+        )
     by_text: dict[str, tuple[RaceFinding, list[int]]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.number):
         for finding in rank.report.findings:

@@ -62,6 +62,8 @@ def run_program(journal: str, options: ProgramOptions, arguments: Sequence[str])
                         why = recording.failure
                         write_err(f"ggsched race: the record is cut off: {why}\n")
         except BaseException as error:  # of any program; it ends as it would without a recorder
+            if not has_begun:
+                out.truncate(0)  # which says that there is nothing to judge
             return _ended_by(error, has_begun)
     return 0
 

@@ -2,10 +2,12 @@
 
 import ctypes
 import io
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from ggsched.cli.main import main
 from ggsched_race import cupti
 from ggsched_race.driver_calls import SIGNATURES, DriverCalls
 from ggsched_race.recording import Recording, trace_of_journal
@@ -198,3 +200,16 @@ def test_arguments_of_a_launch_are_read_by_the_sizes_that_the_driver_names(monke
     ((name, parameters, pointers, label),) = seen
     assert (name, parameters["stream"], label) == ("cuLaunchKernel", A, "f")
     assert pointers == [5, X, Y]
+
+
+def test_a_program_that_cannot_be_recorded_is_not_judged(tmp_path, capfd):
+    """Where there is no driver one line says so, and none speaks of a record."""
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        pytest.skip("there is a driver")
+    script = tmp_path / "prog.py"
+    script.write_text("print('runs')\n")
+    assert main(["race", "--cupti", str(script)]) == 3
+    out, err = capfd.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1

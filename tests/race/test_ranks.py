@@ -49,6 +49,16 @@ def test_ranks_call_the_same_collectives_of_their_groups(first, second, said, tm
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_traces_of_different_programs_are_refused(tmp_path, capsys):
+    files = [tmp_path / f"{rank}.jsonl" for rank in (0, 1)]
+    for rank, file in enumerate(files):
+        file.write_bytes(trace(rank, [REDUCE], name=f"prog{rank}.py"))
+    assert main(["race", *map(str, files)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "different programs" in line
+    assert "prog0.py and prog1.py" in line
+
+
 @pytest.mark.parametrize("option", [["-o", "x.jsonl"], ["--advice"], ["--cupti"]])
 def test_options_that_mean_nothing_for_traces_of_ranks_are_refused(option, tmp_path, capsys):
     files = [str(tmp_path / f"{rank}.jsonl") for rank in (0, 1)]
