@@ -106,6 +106,7 @@ def note_reads(
     Returns:
         Maps that have become too large.
     """
+    # ``note_writes`` has the same loop: a function for one span would be called for each access.
     lane, number = mark
     large: list[AccessMap] = []
     for span in spans:

@@ -73,17 +73,18 @@ def test_weights_are_shared_not_copied():
     assert {t.shape for t in model.graph.roots(Role.WEIGHT)} == {(3, 4), (3,)}
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Embedding(6, 4)
+        self.b = nn.Linear(4, 6, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, i):
+        return self.b(self.a(i))
+
+
 def test_tied_weights_are_one():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Embedding(6, 4)
-            self.b = nn.Linear(4, 6, bias=False)
-            self.b.weight = self.a.weight
-
-        def forward(self, i):
-            return self.b(self.a(i))
-
     model = compare(Tied(), (torch.tensor([[1, 5, 0]]),))
     assert len(model.weights) == 1
 
@@ -108,16 +109,6 @@ def test_products_have_weights_of_16_bits(kind, name):
 
 
 def test_a_weight_of_16_bits_that_is_no_factor_alone():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a = nn.Embedding(6, 4)
-            self.b = nn.Linear(4, 6, bias=False)
-            self.b.weight = self.a.weight
-
-        def forward(self, i):
-            return self.b(self.a(i))
-
     model = compare(Tied().to(torch.bfloat16), (torch.tensor([[1, 5, 0]]),), atol=5e-2)
     assert sorted(t.dtype.name for t in model.graph.roots(Role.WEIGHT)) == ["bf16", "f32"]
 

@@ -86,6 +86,16 @@ def _states(width: int, groups: int, heads: int, inner: int) -> dict[str, Key]:
 _SECTIONS: Final[Key] = (11, 11, 10, 0)
 _CHOOSING: Final = "exp_probs_b.bias"
 _BIASES: Final = ("attn_q.bias", "attn_k.bias", "attn_v.bias")
+_DEEPSEEK: Final[Mapping[str, Key]] = {
+    "attention.value_length": 512,
+    "attention.key_length_mla": 192,
+    "attention.value_length_mla": 128,
+    "attention.kv_lora_rank": 512,
+    "rope.dimension_count": 64,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 40.0,
+    "rope.scaling.original_context_length": 4096,
+}
 SHAPES: Final[Mapping[str, Shape]] = {
     "llama-8b": Shape(
         "llama",
@@ -155,18 +165,11 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _sizes(163840, 2048, 27, 10944, 102400)
         | _attention(16, 1, 576, 1e4)
         | _experts(64, 6, 1408)
+        | _DEEPSEEK
         | {
-            "attention.value_length": 512,
-            "attention.key_length_mla": 192,
-            "attention.value_length_mla": 128,
-            "attention.kv_lora_rank": 512,
-            "rope.dimension_count": 64,
             "leading_dense_block_count": 1,
             "expert_shared_count": 2,
             "expert_weights_scale": 1.0,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 40.0,
-            "rope.scaling.original_context_length": 4096,
             "rope.scaling.yarn_log_multiplier": 0.0707,
         },
         pre="deepseek-llm",
@@ -176,13 +179,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         _sizes(163840, 7168, 61, 18432, 129280)
         | _attention(128, 1, 576, 1e4)
         | _experts(256, 8, 2048)
+        | _DEEPSEEK
         | {
-            "attention.value_length": 512,
-            "attention.key_length_mla": 192,
-            "attention.value_length_mla": 128,
             "attention.q_lora_rank": 1536,
-            "attention.kv_lora_rank": 512,
-            "rope.dimension_count": 64,
             "leading_dense_block_count": 3,
             "expert_shared_count": 1,
             "expert_weights_scale": 2.5,
@@ -190,9 +189,6 @@ SHAPES: Final[Mapping[str, Shape]] = {
             "expert_gating_func": 2,
             "expert_group_count": 8,
             "expert_group_used_count": 4,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 40.0,
-            "rope.scaling.original_context_length": 4096,
             "rope.scaling.yarn_log_multiplier": 0.1,
         },
         pre="deepseek-v3",

@@ -1,6 +1,6 @@
-"""Sums of a few numbers each and what is added to them, as one kernel (LCH-6).
+"""Sums of a few elements each and what is added to them, as one kernel (LCH-6).
 
-The results of chosen experts lie one after the other, so the numbers of a sum lie far apart. The
+The results of chosen experts lie one after the other, so the elements of a sum lie far apart. The
 shared kernel has a group for each sum, which is good for long rows only.
 """
 
@@ -21,7 +21,7 @@ from ggsched_kernels.calls import (
     window_of,
 )
 
-MAX_NUMBERS: Final = 32
+MAX_ELEMENTS: Final = 32
 """Of a sum; a lane has all of them under way at once."""
 LANES: Final = 64
 AXES: Final = 4
@@ -34,7 +34,7 @@ def fits_sum_add(nodes: list[CudaLoweringContext]) -> bool:
     z = other_operand(sums.output, add)
     if z is None or any(o.dtype.name != "f32" for o in (x, y, z)):
         return False
-    if not 2 <= len(x.shape) <= AXES or not y.shape or not 0 < x.shape[-1] <= MAX_NUMBERS:
+    if not 2 <= len(x.shape) <= AXES or not y.shape or not 0 < x.shape[-1] <= MAX_ELEMENTS:
         return False
     # Sums lie in the order of their rows, whatever the shape that they are added in.
     return y.shape[-1] == x.shape[-2] and 0 < prod(y.shape[:-1]) <= MAX_PARTS
@@ -64,7 +64,7 @@ def join_last_sum(
         return None
     x, y = node.inputs[0], node.output
     count, n = x.shape[-1], prod(y.shape)
-    if len(x.shape) < 2 or x.shape[-2] != n or not 0 < count <= MAX_NUMBERS:
+    if len(x.shape) < 2 or x.shape[-2] != n or not 0 < count <= MAX_ELEMENTS:
         return None
     plain = window(y)
     is_row = all(s == 4 for e, s in zip(plain.shape[2:], plain.strides[2:], strict=True) if e > 1)
@@ -79,7 +79,7 @@ def join_last_sum(
 
 
 def _turned(x: Operand) -> tuple[Arg, Arg]:
-    """Return x with the numbers of a sum along the last axis but one."""
+    """Return x with the elements of a sum along the last axis but one."""
     plain = window(x)
     (a, b, n, count), (sa, sb, sn, sc) = plain.shape, plain.strides
     return window_of(x, (a, b, count, n), (sa, sb, sc, sn)).args
