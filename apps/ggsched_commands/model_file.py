@@ -34,6 +34,13 @@ def is_bundled(path: str) -> bool:
     return os.path.basename(path) == BUNDLED
 
 
+def path_of(name: str, ctx: click.Context) -> str:
+    """Return the path of a model that a command line names, valid while the command runs."""
+    if name == DEMO and not os.path.exists(DEMO):
+        return str(ctx.with_resource(bundled_model()))
+    return name
+
+
 def key_values(text: str) -> tuple[tuple[str, Value], ...]:
     """Read one or several, with commas between; those within a text stay."""
     return tuple(map(key_value, _NEXT_KEY.split(text)))
@@ -78,9 +85,7 @@ def _choose(ctx: click.Context, argument: click.Parameter, value: str | None) ->
     found = value if by_option is None else by_option
     if found is None and not ctx.resilient_parsing:
         raise click.MissingParameter(ctx=ctx, param=argument)
-    if found == DEMO and not os.path.exists(DEMO):
-        return str(ctx.with_resource(bundled_model()))
-    return found or ""
+    return path_of(found or "", ctx)
 
 
 MODEL_FILE: Final = (

@@ -22,7 +22,7 @@ from ggsched.cli.options import (
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched.flags import HOMES
-from ggsched_commands.model_file import MODEL_FILE, key_values
+from ggsched_commands.model_file import MODEL_FILE, key_values, path_of
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.fit import LEAST_CONTEXT, FitRequest
 from ggsched_llm.session_options import SessionOptions
@@ -145,8 +145,10 @@ def open_session(
 
     metadata = dict(pair for pairs in given["metadata"] for pair in pairs)
     model = load_model(given["model"], weights=given["weights"], overrides=metadata)
-    path = given.get("draft_model")
-    draft = None if path is None else load_model(path, weights=given["weights"])
+    draft = None
+    if (named := given.get("draft_model")) is not None:
+        path = path_of(named, click.get_current_context())
+        draft = load_model(path, weights=given["weights"])
     n_ctx = given["n_ctx"] or n_ctx
     fit = record_of(FitRequest, given, least_ctx=None if n_ctx else LEAST_CONTEXT)
     options = record_of(

@@ -28,7 +28,7 @@ def test_the_text_and_the_figures(capsys):
     found, said = capsys.readouterr()
     assert found == text
     assert "draft: 1.00 accepted, 3.2 tokens a step; 3 of 4 steps drafted" in said
-    assert main([*RUN, "-md", DEMO, "--draft-max", "3", "--json"]) == 0
+    assert main([*RUN, "-md", "demo", "--draft-max", "3", "--json"]) == 0
     stats = json.loads(capsys.readouterr().out)["stats"]
     assert stats["draft"] == {"rounds": 3, "drafted_tokens": 9, "accepted_tokens": 9}
 
