@@ -70,6 +70,7 @@ def measure(path: Path, small: Path, factor: float, given: argparse.Namespace) -
                 both.append((timing.decode_tokens - tokens) / (timing.decode_s - seconds))
                 if used is None:
                     alone = text
+            sys.stdout.write(f"turn {turn}: {both[0]:.1f} alone, {both[1]:.1f} with the draft\n")
             if turn:
                 ratios.append(both[1] / both[0])
                 rates.append(both[0])
