@@ -49,7 +49,7 @@ def memory_options(function: F) -> F:
 def print_memory(
     session: "Session", prompt_tokens: int | None, n_predict: int, *, as_json: bool
 ) -> None:
-    """Print what the run of a prompt takes.
+    """Print what the run of a prompt takes; end with exit code 1 where a device has less.
 
     Raises:
         UsageError: a prompt that the context does not hold.
@@ -68,12 +68,20 @@ def print_memory(
         )
     need = session.memory_need(prompt_tokens, n_predict)
     free = session.scheduler.free_nbytes()
+    short = [name for d, name in _names(session) if d != HOST and need.least[d].total > free[d]]
     if as_json:
-        write_json(_json(session, need, free, prompt_tokens, n_predict))
-        return
-    console = output()
-    for line in _lines(session, need, free, prompt_tokens, n_predict):
-        console.print(line)
+        write_json({"fits": not short, **_json(session, need, free, prompt_tokens, n_predict)})
+    else:
+        console = output()
+        for line in _lines(session, need, free, prompt_tokens, n_predict):
+            console.print(line)
+        console.print(
+            f"does not fit: {', '.join(short)} (--fit looks for a way)"
+            if short
+            else "fits: plans that are kept give way where memory is short"
+        )
+    if short:
+        click.get_current_context().exit(1)
 
 
 def _json(
@@ -120,12 +128,7 @@ def _lines(
     for start in range(0, len(names), columns):
         yield ""
         yield from _table(need, free, names[start : start + columns], width)
-    short = [name for d, name in names if d != HOST and need.least[d].total > free[d]]
     yield ""
-    if short:
-        yield f"does not fit: {', '.join(short)} (--fit looks for a way)"
-    else:
-        yield "fits: plans that are kept give way where memory is short"
 
 
 def _table(

@@ -33,6 +33,7 @@ def test_equals_what_a_run_says_is_resident(call, monkeypatch):
         code, out, err = call("plan", MOE, *SPREAD, "--memory", "--prompt-tokens", 3, "--json")
     assert (code, err) == (0, "")
     said = json.loads(out)
+    assert said["fits"]
     assert (said["prompt_tokens"], said["predict"]) == (3, 32)
     code, out, _ = call("run", MOE, *SPREAD, "--tokens", "1,2,3", "--json")
     assert code == 0
@@ -69,7 +70,7 @@ def test_table(call, devices):
 def test_what_does_not_fit_is_named(call, monkeypatch):
     monkeypatch.setattr("ggsched.scheduler.free_nbytes", lambda device: 1000)
     code, out, _ = call("plan", MOE, "--devices", "cpu:0", "--memory")
-    assert code == 0
+    assert code == 1
     assert out.splitlines()[-1] == "does not fit: cpu:0 (--fit looks for a way)"
 
 
@@ -108,7 +109,8 @@ def test_a_huge_context_is_answered_quickly_and_readably(call, monkeypatch):
 
     monkeypatch.setattr(BatchRunner, "graph", graph)
     code, out, _ = call("plan", LLAMA, "--devices", "cpu:0", "--memory", "-c", 2**31 - 1)
-    assert code == 0
+    assert code == 1
+    assert out.splitlines()[-1] == "does not fit: cpu:0 (--fit looks for a way)"
     assert len(began) < 1000
     rows = [line for line in out.splitlines() if line.startswith("total")]
     assert [len(row.split()) for row in rows] == [3]
