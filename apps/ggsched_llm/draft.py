@@ -22,6 +22,7 @@ from ggsched.errors import (
     GgschedError,
     ModelError,
     OutOfDeviceMemory,
+    PlanError,
     SyncTimeout,
     UsageError,
 )
@@ -341,7 +342,7 @@ class DraftedSteps:
         try:
             n_vocab = session.model.hparams.n_vocab
             return list(takewhile(lambda token: token < n_vocab, propose(draft)))
-        except (DeviceFault, SyncTimeout, OutOfDeviceMemory, ModelError) as error:
+        except (DeviceFault, SyncTimeout, OutOfDeviceMemory, ModelError, PlanError) as error:
             _LOG.warning("%s; going on without the draft model", error.one_line())
             session._drop_draft()
             return []

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.config import Settings
-from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
+from ggsched.errors import DeviceFault, OutOfDeviceMemory, PlanError, UsageError
 from ggsched.plan.command import Download
 from ggsched_llm import draft as drafting
 from ggsched_llm.batch_runner import BatchRunner, StartedRows
@@ -296,7 +296,7 @@ def test_no_token_and_one_token(made):
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("error", [DeviceFault, OutOfDeviceMemory])
+@pytest.mark.parametrize("error", [DeviceFault, OutOfDeviceMemory, PlanError])
 def test_a_draft_that_fails_is_left_out(made, monkeypatch, caplog, error):
     model, run = made(), Draft._run
 
