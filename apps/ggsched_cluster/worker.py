@@ -26,6 +26,7 @@ from ggsched.backend.probe import probe
 from ggsched.backend.progress import progress_of
 from ggsched.backend.protocols import Device, HostMemory
 from ggsched.backend.registry import open_devices
+from ggsched.cli.user_ops import import_modules
 from ggsched.config import Settings
 from ggsched.errors import BackendUnavailable, DeviceFault, GgschedError, UsageError
 from ggsched.ir.text import parse_graph
@@ -55,7 +56,7 @@ POLL_S: Final = 0.2
 MAX_WARNINGS: Final = 100
 MAX_WARNING_CHARS: Final = 1000
 
-EXCLUDED: Final = ("ray", "sim")
+EXCLUDED: Final = ("local", "ray", "sim")
 """Backends that are no devices of a machine."""
 
 
@@ -533,7 +534,9 @@ class _Beats:
 
 
 def _opened(message: m.Open) -> list[Device]:
-    allow = message.backends or Settings.from_environment().backends
+    settings = Settings.from_environment()
+    import_modules(settings.ops)
+    allow = message.backends or settings.backends
     if message.names:
         return list(open_devices(message.names, allow=allow))
     found = list(open_devices(None, allow=allow))

@@ -13,6 +13,6 @@ def open_backend() -> Backend:
     Raises:
         BackendUnavailable: ray is not installed.
     """
-    from ggsched_ray.backend import RayBackend
+    from ggsched_ray.backend import open_cluster
 
-    return RayBackend()
+    return open_cluster()
