@@ -17,7 +17,7 @@ from ggsched_cuda.queue import CudaQueue
 from ggsched_cuda.rendezvous import (
     PLACES,
     CaptureRendezvous,
-    Guest,
+    Participant,
     PushedLaunch,
     RendezvousLaunch,
     Staged,
@@ -55,7 +55,7 @@ class Captured:
         self.rendezvous = CaptureRendezvous()
         self.owed: dict[CudaEvent, CapturingSink] = {}
         self.unrecorded: dict[Marker, CapturingSink] = {}
-        self.seen: dict[Marker, dict[Guest, int]] = {}
+        self.seen: dict[Marker, dict[Participant, int]] = {}
         self.forgets.append(self.rendezvous.free)
 
 
@@ -94,8 +94,8 @@ class CapturingSink(CommandSink):
         self._behind: list[Marker] = []  # of other GPUs, that the next command waits for
         self._held: tuple[MirrorProgram, Sequence[Step]] | None = None  # may meet another launch
         self.last: Marker | None = None
-        self.seen: dict[Guest, int] = {}
-        self._awaited: dict[Guest, int] = {}  # the same of all that the stream waits for
+        self.seen: dict[Participant, int] = {}
+        self._awaited: dict[Participant, int] = {}  # the same of all that the stream waits for
         self._records = 0
         self._deferred = DeferredCommands(
             partial(make_transfers, queue.gpu, queue.handle), queue.refused

@@ -96,7 +96,7 @@ class RendezvousGpu(EventPool, Protocol):
         """Free memory when all that is enqueued now is complete."""
 
 
-class Guest(Protocol):
+class Participant(Protocol):
     """A stream of a capture that waits for other GPUs before its next launch.
 
     Attributes:
@@ -110,7 +110,7 @@ class Guest(Protocol):
         """The GPU."""
 
     @property
-    def seen(self) -> Mapping["Guest", int]:
+    def seen(self) -> Mapping["Participant", int]:
         """How many records of each stream are before what was recorded last, that one included."""
 
     @property
@@ -132,19 +132,19 @@ class Waiting(NamedTuple):
     """A deferred launch.
 
     Attributes:
-        last: What its guest recorded last, which the others wait for.
+        last: What its participant recorded last, which the others wait for.
         awaited: What it waits for, of other GPUs.
         words: Of the launch.
     """
 
-    guest: Guest
+    participant: Participant
     last: Marker
     awaited: frozenset[Marker]
     words: int
 
     def is_of(self, group: frozenset[Marker], words: int) -> bool:
         """Whether it waits for all of a group but itself, and nothing came since."""
-        is_last = self.guest.last is self.last
+        is_last = self.participant.last is self.last
         return is_last and self.words == words and self.awaited == group - {self.last}
 
 
@@ -157,7 +157,7 @@ class CaptureRendezvous:
         self._rooms: dict[RendezvousGpu, tuple[int, int]] = {}  # the rest: address and bytes
         self._owned: list[tuple[RendezvousGpu, int]] = []
         # Whose launch with pushed rows was the last of a GPU, and which record of it is behind it.
-        self._filled: dict[RendezvousGpu, tuple[Guest, int]] = {}
+        self._occupied: dict[RendezvousGpu, tuple[Participant, int]] = {}
         self._count = 0
 
     @property
@@ -165,23 +165,23 @@ class CaptureRendezvous:
         """How many there are."""
         return self._count
 
-    def offer(self, guest: Guest, awaited: Sequence[Marker], words: int) -> bool:
+    def offer(self, participant: Participant, awaited: Sequence[Marker], words: int) -> bool:
         """Let a deferred launch meet those that wait for it, or remember it.
 
         Args:
-            guest: Who has put the launch off.
+            participant: Who has put the launch off.
             awaited: What it waits for, of other GPUs.
             words: Of the launch, for each of them.
 
         Returns:
             Whether somebody has to launch it later: no, if it cannot meet anybody.
         """
-        last, group = guest.last, frozenset(awaited)
+        last, group = participant.last, frozenset(awaited)
         if last is None or self._count == MAX_RENDEZVOUS or len(group) < len(awaited):
             return False
         if len(group) > MAX_PEERS or len(group) * words * WORD_NBYTES > SPACING:
             return False
-        own = Waiting(guest, last, group, words)
+        own = Waiting(participant, last, group, words)
         group |= {last}
         there = [self._waiting[m] for m in awaited if m in self._waiting]
         if not all(other.is_of(group, words) for other in there):
@@ -196,7 +196,7 @@ class CaptureRendezvous:
 
     def _launch(self, group: Sequence[Waiting]) -> None:
         """Launch those that meet; each has words for every other one, in the order of the group."""
-        starts = [self._place(w.guest.gpu) for w in group]
+        starts = [self._place(w.participant.gpu) for w in group]
         self._count += 1
         step = WORD_NBYTES * group[0].words
         staged = self._push(group, starts)
@@ -205,7 +205,7 @@ class CaptureRendezvous:
             words = [
                 (starts[i] + step * (k - (k > i)), starts[k] + step * (i - (i > k))) for k in others
             ]
-            waiting.guest.launch_rendezvous(words, staged[i] if staged else None)
+            waiting.participant.launch_rendezvous(words, staged[i] if staged else None)
 
     def _push(self, group: Sequence[Waiting], starts: Sequence[int]) -> list[Staged]:
         """Launch the products of a group so that each GPU gets all rows; return where these are.
@@ -216,9 +216,9 @@ class CaptureRendezvous:
             group: The launches that meet.
             starts: The address of the words of each.
         """
-        guests = [waiting.guest for waiting in group]
-        wanted = [guest.pushed for guest in guests]
-        made = [guest.producer for guest in guests]
+        participants = [waiting.participant for waiting in group]
+        wanted = [participant.pushed for participant in participants]
+        made = [participant.producer for participant in participants]
         first = wanted[0]
         if first is None or len(first.rows) != len(group) or group[0].words != 1:
             return []
@@ -227,39 +227,39 @@ class CaptureRendezvous:
         rows = [(p.source, p.nbytes) for p in made if p is not None]
         if sorted(rows) != sorted((row, first.nbytes) for row in first.rows):
             return []
-        if not all(self._may_fill(guest, guests) for guest in guests):
+        if not all(self._may_occupy(participant, participants) for participant in participants):
             return []
         nbytes = len(group) * first.nbytes
         staged = [
-            Staged(self._stage(guest.gpu, nbytes), start + SPACING - WORD_NBYTES)
-            for guest, start in zip(guests, starts, strict=True)
+            Staged(self._stage(participant.gpu, nbytes), start + SPACING - WORD_NBYTES)
+            for participant, start in zip(participants, starts, strict=True)
         ]
-        for guest, (row, _) in zip(guests, rows, strict=True):
+        for participant, (row, _) in zip(participants, rows, strict=True):
             at = first.rows.index(row) * first.nbytes
-            guest.launch_producer([place.rows + at for place in staged])
-            self._filled[guest.gpu] = guest, guest.seen[guest] + 1
+            participant.launch_producer([place.rows + at for place in staged])
+            self._occupied[participant.gpu] = participant, participant.seen[participant] + 1
         return staged
 
-    def _may_fill(self, guest: Guest, guests: Sequence[Guest]) -> bool:
-        """Return whether a kernel may occupy a whole GPU while it waits for the other guests.
+    def _may_occupy(self, participant: Participant, participants: Sequence[Participant]) -> bool:
+        """Return whether a kernel may occupy a whole GPU while it waits for the other participants.
 
         All work of the GPU's other streams that the others wait for has to be complete when the
         kernel begins, and so has another stream's kernel with pushed rows.
         """
-        behind = guest.seen
-        last, number = self._filled.get(guest.gpu, (guest, 0))
-        if last is not guest and behind.get(last, 0) < number:
+        behind = participant.seen
+        last, number = self._occupied.get(participant.gpu, (participant, 0))
+        if last is not participant and behind.get(last, 0) < number:
             return False
         return all(
             count <= behind.get(stream, 0)
-            for other in guests
+            for other in participants
             for stream, count in other.seen.items()
-            if stream.gpu is guest.gpu and stream is not guest
+            if stream.gpu is participant.gpu and stream is not participant
         )
 
-    def forget(self, guest: Guest) -> None:
-        """Forget a launch that its guest enqueues otherwise."""
-        self._waiting = {k: w for k, w in self._waiting.items() if w.guest is not guest}
+    def forget(self, participant: Participant) -> None:
+        """Forget a launch that its participant enqueues otherwise."""
+        self._waiting = {k: w for k, w in self._waiting.items() if w.participant is not participant}
 
     def free(self) -> None:
         """Give all memory back, behind what is enqueued."""

@@ -40,7 +40,7 @@ class Gpu:
 
 
 class Stream:
-    """A guest: what it recorded last, and with which words it has met another one."""
+    """A participant: what it recorded last, and with which words it has met another one."""
 
     def __init__(self, gpu):
         self.gpu, self.last, self.met = gpu, object(), []
