@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from ggsched.backend.processors import usable_processors
 from ggsched.files.reading import contents
 
 _ROUNDS: Final = 3
@@ -141,9 +142,7 @@ def others_of_this_process() -> Clock | None:
 
     Time that a hypervisor took counts as that of others.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    names = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+    names = {f"cpu{i}" for i in usable_processors()}
     tick = 1 / os.sysconf("SC_CLK_TCK")
 
     def busy() -> float:

@@ -82,14 +82,16 @@ def _sections(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def _machine() -> str:
     from ggsched.backend.base import physical_memory_nbytes
+    from ggsched.backend.processors import usable_processors
 
     models: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         models = _CPU.findall(contents("/proc/cpuinfo").decode())
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kinds = ", ".join(dict.fromkeys(models)) or "a processor of unknown model"
     memory = nbytes_text(physical_memory_nbytes())
-    return f"{kinds}; {usable} of {os.cpu_count()} threads usable; memory {memory}"
+    return (
+        f"{kinds}; {len(usable_processors())} of {os.cpu_count()} threads usable; memory {memory}"
+    )
 
 
 def private_names() -> dict[str, str]:

@@ -1,11 +1,11 @@
 """How many threads compute: one for each core, or as configured."""
 
 import logging
-import os
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from ggsched.backend.processors import usable_processors
 from ggsched.files.reading import contents
 
 _LOG: Final = logging.getLogger("ggsched")
@@ -14,15 +14,14 @@ _LOG: Final = logging.getLogger("ggsched")
 @cache
 def default_threads() -> int:
     """Return the number of physical cores that affinity and control groups leave this process."""
-    allowed = os.sched_getaffinity(0)
-    cores = {_siblings(cpu) for cpu in allowed}
+    cores = {_siblings(cpu) for cpu in usable_processors()}
     quota = _quota()
     return max(1, len(cores) if quota is None else min(len(cores), quota))
 
 
 def warn_of_crowd(threads: int) -> None:
     """Say so if threads of a team get fewer processors than there are of them."""
-    allowed, quota = len(os.sched_getaffinity(0)), _quota()
+    allowed, quota = len(usable_processors()), _quota()
     usable = allowed if quota is None else min(allowed, quota)
     if threads > usable:
         _LOG.warning(

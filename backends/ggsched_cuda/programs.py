@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ggsched.backend.processors import usable_processors
 from ggsched.backend.stages import report_stage
 from ggsched.errors import UsageError
 from ggsched.files.own import cache_home, own_contents
@@ -91,7 +92,7 @@ def machine_codes(codes: Iterable[KernelCode], arch: int) -> dict[KernelCode, by
             missing.append((code, text, file))
     if not missing:
         return found
-    with ThreadPoolExecutor(min(len(missing), _processors()), "ggsched nvrtc") as pool:
+    with ThreadPoolExecutor(min(len(missing), len(usable_processors())), "ggsched nvrtc") as pool:
         works = {pool.submit(_compiled, *each, arch): each[0] for each in missing}
         try:
             for done, work in enumerate(as_completed(works), 1):
@@ -151,13 +152,6 @@ def _keep(file: Path, code: bytes) -> None:
         write_whole(file, code)
     except OSError:
         return  # a cache that cannot be written is not used; no error
-
-
-def _processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class ProgramCache:

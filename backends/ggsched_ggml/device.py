@@ -10,6 +10,7 @@ from ggsched.backend import checks
 from ggsched.backend.base import BaseBuffer, BaseProgram, host_facts, physical_memory_nbytes
 from ggsched.backend.base_buffer import writable_memory
 from ggsched.backend.base_issuing import IssuingDevice, IssuingStream
+from ggsched.backend.processors import usable_processors
 from ggsched.backend.program import BoundNode
 from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import HostMemory, Stream
@@ -102,7 +103,7 @@ class GgmlDevice(IssuingDevice[BackendStream]):
         set_threads = "ggml_backend_set_n_threads", c_void_p, c_int
         self._set_threads = own_function(library, handle, *set_threads)
         text = os.environ.get("GGSCHED_THREADS", "").strip()
-        self._threads = int(text) if text.isdigit() else len(os.sched_getaffinity(0))
+        self._threads = int(text) if text.isdigit() else len(usable_processors())
 
     def __clock__(self) -> Clock | None:  # type: ignore[override]
         """Return the clock of its streams, where a command is complete when it returns."""

@@ -11,7 +11,6 @@ meanwhile. It is the caller's where a recorder writes down what happens, and whe
 stream left.
 """
 
-import os
 import sys
 import threading
 from collections import deque
@@ -25,6 +24,7 @@ import numpy as np
 
 from ggsched.backend.fill import fill
 from ggsched.backend.plugin_calls import name_of, plugin_call, plugin_faults
+from ggsched.backend.processors import usable_processors
 from ggsched.backend.progress import progress_of, wait_patiently
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.backend.timeouts import start_thread
@@ -426,8 +426,7 @@ def read_bytes(source: HostMemory, target: HostMemory) -> None:
 
 def reader_count() -> int:
     """Return how many threads read: one for each processor that the process may use, to a limit."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(MAX_READERS, allowed or 1))
+    return min(MAX_READERS, len(usable_processors()))
 
 
 # --- the switch interval --------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Target:
         """Whether it has what LLVM calls a library for otherwise: f16, fused products."""
         if self.is_x86:
             return self.has("avx2", "fma", "f16c")
-        return self.triple.startswith("aarch64")
+        return self.triple.startswith(("aarch64", "arm64"))  # the latter on macOS
 
     @property
     def lanes(self) -> int:
