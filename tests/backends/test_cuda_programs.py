@@ -36,7 +36,7 @@ def compiled(monkeypatch, tmp_path):
         return len(made["loaded"])
 
     monkeypatch.setattr(programs, "compile_text", compile_text)
-    monkeypatch.setattr(programs, "_processors", lambda: 4)
+    monkeypatch.setattr(programs, "usable_processors", lambda: range(4))
     monkeypatch.setattr(driver, "load_module", load_module)
     monkeypatch.setattr(driver, "function_of", lambda module, kernel, nbytes: 10 + module)
     return made
