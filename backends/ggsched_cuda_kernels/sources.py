@@ -27,7 +27,7 @@ _GEMV: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
 _GEMV_OWN: Final = ("tile_config.h", "gemv_row.h", "gemv_pieces.h", "gemv_tiles.h", "gemv_jobs.h")
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("cluster.h", "attention.h")),
-    "flash_attention": ((), ()),
+    "flash_attention": ((), ("mma.h",)),
     "flash_join": ((), ("halves.h",)),
     "gated_rows": ((), ("halves.h",)),
     "heads_attention": (("warps.h", "rope.cl"), ("cluster.h", "attention.h")),
@@ -38,7 +38,7 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "to_f16": (("weights.h", "blocks.h"), ()),
     "unscale": ((), ()),
     "to_halves": ((), ("halves.h",)),
-    "tile_product": (("weights.h", "blocks.h"), ("cluster.h",)),
+    "tile_product": (("weights.h", "blocks.h"), ("mma.h", "cluster.h")),
     "warp_specialized_rows": (_GEMV, ("rendezvous.h", *_GEMV_OWN)),
     "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }

@@ -62,6 +62,8 @@ WORDS = {
     "MEET(lanes)": "meet_some_(lanes)",
     "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
     "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b), HALVES_ARE_BF16)",
+    "MULTIPLY_TF32(sum, a, b)": "host_multiply_tf32_((sum), (a), (b))",
+    "TF32_OF(x)": "host_tf32_of_(x)",
     "LOAD_MATRICES(to, p)": "host_load_matrices_((to), (p), false)",
     "LOAD_TURNED(to, p)": "host_load_matrices_((to), (p), true)",
     "PAIR_OF(low, high)": "host_pair_of_((low), (high), HALVES_ARE_BF16)",

@@ -57,18 +57,6 @@
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 
-#ifdef W_BF16
-#define HALF_TYPE "bf16"
-#else
-#define HALF_TYPE "f16"
-#endif
-
-FN void multiply_halves_(float *sum, const u32 *a, const u32 *b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_TYPE "." HALF_TYPE ".f32 {%0, %1, %2, %3}, "
-      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 /* Four 8 x 8 matrices of halves: lane i says where row i % 8 of matrix i / 8 is; lane 4 g + t gets elements 2 t and 2 t + 1 of
  * row g of each, or, turned, of column g. */
 FN void load_matrices_(u32 *to, const u8 *p) {
@@ -83,11 +71,6 @@ FN void load_turned_(u32 *to, const u8 *p) {
                : "r"((u32)__cvta_generic_to_shared(p))
                : "memory");
 }
-FN u32 pair_of_(float low, float high) {
-  u32 pair;
-  asm("cvt.rn." HALF_TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 FN float exp2_(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -100,10 +83,8 @@ FN float exp2_(float x) {
 #define LOW_OF(pair) FLOAT_OF_HALF((pair)&0xffffu)
 #define HIGH_OF(pair) FLOAT_OF_HALF((pair) >> 16)
 #endif
-#define MULTIPLY_HALVES(sum, a, b) multiply_halves_((sum), (a), (b))
 #define LOAD_MATRICES(to, p) load_matrices_((to), (p))
 #define LOAD_TURNED(to, p) load_turned_((to), (p))
-#define PAIR_OF(low, high) pair_of_((low), (high))
 #define EXP2(x) exp2_(x)
 
 FN int least_(int x) {

@@ -30,10 +30,8 @@
 #define TT (BM / 8)
 #if defined(W_BF16)
 #define SCALED 0
-#define HALF_TYPE "bf16"
 #else
 #define SCALED 1
-#define HALF_TYPE "f16"
 #endif
 #if W_NBYTES
 #define UNIT (32 * W_NBYTES) /* bytes of 32 elements */
@@ -86,18 +84,11 @@
 
 static const int AT_ONCE = TURNS; /* steps of the inner loop that are under way together */
 
-FN void multiply_halves_(float *sum, const u32 *a, const u32 *b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." HALF_TYPE "." HALF_TYPE ".f32 {%0, %1, %2, %3}, "
-      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 FN u32 sub_halves_(u32 a, u32 b) {
   u32 difference;
   asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
   return difference;
 }
-#define MULTIPLY_HALVES(sum, a, b) multiply_halves_((sum), (a), (b))
 #define SUB_HALVES(a, b) sub_halves_((a), (b))
 
 /* Four bytes from any place behind an aligned one. */
