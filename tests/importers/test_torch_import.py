@@ -108,6 +108,23 @@ def test_products_have_weights_of_16_bits(kind, name):
         assert model.weights[t.name].ctypes.data == layer.weight.data_ptr()
 
 
+def test_matrices_of_bfloat16_on_the_right_keep_16_bits():
+    """As in layers of GPT-2, whose weights are the other way around."""
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.b = (nn.Parameter(torch.randn(*shape)) for shape in ((8, 6), (6,)))
+
+        def forward(self, x):
+            return torch.addmm(self.b, x, self.w), x @ self.w, self.w.T @ x.T
+
+    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    graph = compare(Turned().to(torch.bfloat16), (x,), atol=5e-2).graph
+    factors = [graph.tensors[n.inputs[0]].dtype.name for n in graph.nodes if n.op == "mul_mat"]
+    assert factors[:2] == ["bf16", "bf16"]
+
+
 def test_a_weight_of_16_bits_that_is_no_factor_alone():
     model = compare(Tied().to(torch.bfloat16), (torch.tensor([[1, 5, 0]]),), atol=5e-2)
     assert sorted(t.dtype.name for t in model.graph.roots(Role.WEIGHT)) == ["bf16", "f32"]

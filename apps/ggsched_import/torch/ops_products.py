@@ -18,6 +18,10 @@ MATRICES: Final = {"mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matm
 
 
 def _matmul(c: Call, self: Value, other: Value) -> Value:
+    """Multiply; a matrix of bfloat16 keeps its 16 bits, as the weight of a linear layer."""
+    bits = other.bits if isinstance(other, Const) else None
+    if bits is not None and len(bits.shape) == 2 and isinstance(self, Tensor):
+        return _linear(c, self, Const(None, f"{other.name} (turned)", np.ascontiguousarray(bits.T)))
     return c.nd("matmul", self, other)
 
 
@@ -26,7 +30,7 @@ CONVERTERS.update(dict.fromkeys(MATRICES, _matmul))
 
 @converts("addmm", "baddbmm", "addmv", "addbmm")
 def _addmm(c: Call, self: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> Value:
-    made = c.nd("matmul", a, b)
+    made = _matmul(c, a, b)
     if c.name == "addbmm":
         made = c.nd("reduce_sum", made, axes=(0,), keepdims=False)
     kind = made.dtype.name
