@@ -244,12 +244,13 @@ class Settings:
     )  # fmt: skip
     precision: Literal["f32", "tf32", "bf16"] = _variable(
         "f32", "f32, tf32 or bf16", _one_of("f32", "tf32", "bf16"),
-        "What cuda may round the factors of products of f32 to, on tensor cores; sums are made in "
-        "f32. Convolutions are computed in f32.",
+        "What cuda may round the factors of products and convolutions of f32 to, on tensor cores; "
+        "sums are made in f32. f16 would be no finer than tf32 and overflow beyond 65,504.",
         owner="cuda",
         flag=Flag(
             "--precision", ("f32", "tf32", "bf16"),
-            "Round factors of products of f32 on cuda. [default: as GGSCHED_PRECISION says; f32]",
+            "Round factors of products and convolutions of f32 on cuda. [default: as "
+            "GGSCHED_PRECISION says; f32]",
             heading=PIPELINES,
         ),
     )  # fmt: skip

@@ -6,11 +6,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ggsched.backend.precision import EXACT, ROUNDING_TO_8_BITS, Rounds, rounding_of
+from ggsched.backend.precision import EXACT, Rounds
 from ggsched.ir.graph import Graph
 from ggsched.topology.caps import DeviceFacts
 from ggsched_testing.generators.values import ATOL, RTOL
-from ggsched_testing.oracle.interpreter import PRODUCTS, Rounding, run_oracle
+from ggsched_testing.oracle.interpreter import Rounding, rounding_entry, run_oracle
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +46,9 @@ def rounding_allowances(
         states: Content of states before the run; those that are missing hold zeros.
         how: How the device declares that it rounds.
     """
-    rounded = [n for n in graph.nodes if _entry(graph, n, how) > 0]
+    rounded = [
+        n for n in graph.nodes if rounding_entry(n.op, graph.tensors[n.inputs[0]].dtype, how) > 0
+    ]
     moved = {tid: np.zeros(array.shape) for tid, array in expected.items()}
     if not rounded:
         return moved
@@ -107,12 +109,3 @@ def is_within(seen: Array, wanted: Array, allowance: Array | float = 0.0) -> boo
     with np.errstate(all="ignore"):
         near = np.abs(seen - wanted) <= ATOL + RTOL * np.abs(wanted) + allowance
     return bool((close | near).all())
-
-
-def _entry(graph: Graph, node: Any, how: Rounds) -> float:
-    if node.op not in PRODUCTS:
-        return 0.0
-    dtype = graph.tensors[node.inputs[0]].dtype
-    if how.to_8_bits and dtype.is_quantized:
-        return ROUNDING_TO_8_BITS
-    return rounding_of(dtype.name, how.precision)

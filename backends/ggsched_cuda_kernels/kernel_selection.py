@@ -12,6 +12,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode, Operand, groups_of
 from ggsched.ir.dtype import KV_DTYPES
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
+from ggsched_cuda_kernels.conv_mma import conv_tiles
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
 from ggsched_cuda_kernels.decode.device_sums import (
     PATTERN,
@@ -142,7 +143,8 @@ JOINERS: Final[tuple[FusionRule, ...]] = (
     join_products, join_routed, join_experts, join_attention,
     partial(join_heads, site=CudaLoweringContext, least=2), join_tokens, join_route,
     join_sums, join_last_sum, join_conv, join_linear_attention, join_elements,
-    *(partial(join, site=CudaLoweringContext) for join in (join_chain, join_convolution)),
+    partial(join_chain, site=CudaLoweringContext),
+    partial(join_convolution, site=CudaLoweringContext, tiles=conv_tiles),
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 

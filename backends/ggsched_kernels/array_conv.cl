@@ -38,20 +38,6 @@ typedef struct {
     PLAIN_AT(float, y + t.off[3] + i * 4) = V; \
   } while (0)
 
-#ifdef LX
-#define LY (LANES / LX)
-#define BM (LY * 4 * MV)
-#define BN (LX * 4)
-#define PITCH (BM + 4) /* in f32: transposed stores of neighbours hit different banks */
-#define W_LOADS ((BM * BK / 4 + LANES - 1) / LANES)
-#define X_LOADS (BN * BK / LANES)
-
-#define FMA4(sum, a, b)            \
-  sum.x = FMA(a, b.x, sum.x);      \
-  sum.y = FMA(a, b.y, sum.y);      \
-  sum.z = FMA(a, b.z, sum.z);      \
-  sum.w = FMA(a, b.w, sum.w)
-
 /* Where the window of an output position begins in x. */
 typedef struct {
   i64 base; /* elements from the start of x; meaningless where the position is none */
@@ -68,6 +54,20 @@ FN Corner corner_of(const Conv t, int column, int group) {
   c.base = n * t.image + group * t.part + ((i64)c.z * t.in[1] + c.y) * t.in[2] + c.x;
   return c;
 }
+
+#ifdef LX
+#define LY (LANES / LX)
+#define BM (LY * 4 * MV)
+#define BN (LX * 4)
+#define PITCH (BM + 4) /* in f32: transposed stores of neighbours hit different banks */
+#define W_LOADS ((BM * BK / 4 + LANES - 1) / LANES)
+#define X_LOADS (BN * BK / LANES)
+
+#define FMA4(sum, a, b)            \
+  sum.x = FMA(a, b.x, sum.x);      \
+  sum.y = FMA(a, b.y, sum.y);      \
+  sum.z = FMA(a, b.z, sum.z);      \
+  sum.w = FMA(a, b.w, sum.w)
 
 /* Groups: (columns / BN, rows / BM, groups of channels * those that share a sum). taps: for each
  * element of the sum how far it is from the corner of the window, in elements of x, then along each

@@ -214,7 +214,7 @@ class TuningProfile:
             ``auto``: rounded once, no more coarsely than the weight's type rounds
             (``ggsched.backend.precision``); ``f32``: in parts that keep 16 bits or more.
         reads_peers: Whether kernels access the memory of other devices of the backend.
-        precision: What factors of products of f32 may be rounded to.
+        precision: What factors of products and convolutions of f32 may be rounded to.
         joins: Whether the shared kernels do the work of several nodes where groups are of many
             work-items; their arguments take up to ``JOINED_NBYTES``.
         matrix_units: Whether the shared kernels multiply many rows in 16 bits, where

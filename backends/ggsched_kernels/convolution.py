@@ -7,7 +7,7 @@ the kernel that stores them, as in ``chains``.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -24,7 +24,10 @@ LANES: Final = 256
 BK: Final = 16
 MAX_TAP: Final = 1023  # along an axis, in the ten bits of the table
 MAX_SHARES: Final = 32
+STEP: Final = 32  # to a multiple of which tables are filled up
+MAX_KNOWN: Final = 31  # elements of a window of which a word of 32 bits says which are inside x
 FEW_ROWS: Final = 8  # output channels of a group of channels below which tiles are mostly empty
+SOURCE: Final = f"{SOURCE_PREFIX}conv"
 _TYPES: Final = dict.fromkeys(("A_T", "B_T", "C_T", "Y_T"), "f32")
 _UNKNOWN_SMS: Final = 32  # of a device that does not say how many multiprocessors it has
 
@@ -33,36 +36,49 @@ class Tile(NamedTuple):
     """A cut of the product, and what it takes on an H100.
 
     Attributes:
-        lx: Lanes along columns, each with four of them.
-        mv: Vectors of four rows that a lane has.
-        alone: Microseconds of a step of BK elements where a multiprocessor has one group.
+        rows: Output channels of a tile.
+        columns: Output positions of a tile.
+        depth: Elements of the sum of a step.
+        alone: Microseconds of a step where a multiprocessor has one group, or ``resident`` of them.
         shared: Those where it has several, for each of them.
+        defines: What the source needs to know of the cut.
+        lanes: Work-items of a group.
+        kernel: What multiplies tiles of this cut.
+        source: How the name of its source begins.
+        vector: Elements of a row of y that a lane writes at once.
+        resident: Groups that a multiprocessor has at once and whose steps overlap; 0: unknown.
+        knows_taps: Whether lanes keep in a word which elements of a window are inside x.
     """
 
-    lx: int
-    mv: int
+    rows: int
+    columns: int
+    depth: int
     alone: float
     shared: float
+    defines: tuple[tuple[str, int], ...]
+    lanes: int = LANES
+    kernel: str = "conv_tiles"
+    source: str = SOURCE
+    vector: int = 4
+    resident: int = 0
+    knows_taps: bool = False
 
-    @property
-    def rows(self) -> int:
-        """Output channels of a tile."""
-        return LANES // self.lx * 4 * self.mv
 
-    @property
-    def columns(self) -> int:
-        """Output positions of a tile."""
-        return self.lx * 4
+def _tile(lx: int, mv: int, alone: float, shared: float) -> Tile:
+    """Return a cut whose lanes have ``mv`` vectors of four rows, ``lx`` of them along columns."""
+    defines = (("BK", BK), ("LX", lx), ("MV", mv))
+    return Tile(LANES // lx * 4 * mv, lx * 4, BK, alone, shared, defines)
 
 
 # Fitted to the times of all convolutions of ResNet-50, for one image and for 16, on an H100
 # (docs/measurements/array-graphs.md). Wider tiles than these were slower.
 TILES: Final = (
-    Tile(16, 2, 1.04, 0.70),
-    Tile(16, 1, 1.37, 0.44),
-    Tile(8, 1, 0.94, 0.37),
-    Tile(32, 1, 0.34, 0.82),
+    _tile(16, 2, 1.04, 0.70),
+    _tile(16, 1, 1.37, 0.44),
+    _tile(8, 1, 0.94, 0.37),
+    _tile(32, 1, 0.34, 0.82),
 )
+Tiles = tuple[Tile, ...]
 _GROUP_US: Final = 1.3
 _SUMS_US: Final = 0.8
 _SUMS_US_PER_MB: Final = 0.55
@@ -108,16 +124,24 @@ def fits_gpu(node: BoundNode, profile: TuningProfile) -> bool:
 
 
 def join_convolution(
-    groups: Groups, at: int, profile: TuningProfile, site: type[Site]
+    groups: Groups,
+    at: int,
+    profile: TuningProfile,
+    site: type[Site],
+    tiles: Callable[[TuningProfile], Tiles] = lambda _: TILES,
 ) -> tuple[int, Site] | None:
-    """Return how many groups from ``at`` on a convolution computes, and the site of its calls."""
+    """Return how many groups from ``at`` on a convolution computes, and the site of its calls.
+
+    Args:
+        tiles: The cuts that a device of a profile has kernels for.
+    """
     node = groups[at][0]
     if len(groups[at]) > 1 or not fits_gpu(node, profile):
         return None
     chain = chain_behind(groups, at, takes=lambda x: _step_of(x, node.output) is not None)
     count = 1 + len(chain.steps)
     made = site(groups[at + count - 1][0], profile)
-    _lower(made, node, chain)
+    _lower(made, node, chain, tiles(profile))
     return count, made
 
 
@@ -131,7 +155,7 @@ def _step_of(operand: Operand, y: Operand) -> int | None:
     return 0 if prod(operand.shape) == 1 else None
 
 
-def _lower(site: LoweringContext, node: BoundNode, chain: Chain) -> None:
+def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -> None:
     y = node.output
     c = _sizes(node)
     places = [plain_place(site, o) for o in node.inputs]
@@ -140,8 +164,9 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain) -> None:
     missing = (0,) * (MAX_OPERANDS - len(chain.operands))
     steps = (*(_step_of(o, y) or 0 for o in chain.operands), *missing)
     columns, per = c.images * prod(c.y), c.channels // c.groups
-    tile, shares = choose_tile(c, site.profile.num_sms or _UNKNOWN_SMS)
-    stretch = -(-c.depth // (shares * BK)) * BK
+    tile, shares = choose_tile(c, site.profile.num_sms or _UNKNOWN_SMS, tiles)
+    step = tile.depth if tile else 1
+    stretch = -(-c.depth // (shares * step)) * step
     made = prod(y.shape)
     parts = site.scratch(shares * made * 4) if shares > 1 else 0
     packed = struct.pack(
@@ -163,36 +188,38 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain) -> None:
     memory = [v for o in extra for v in (o.buffer, i64(o.offset))]
     numbers = [f32(v) for v in (*chain.numbers, *(0.0,) * MAX_NUMBERS)[:MAX_NUMBERS]]
     behind = (*memory, *numbers)
-    source = f"{SOURCE_PREFIX}conv-{chain.text}-f32"
+    text = f"-{chain.text}-f32"
     operands = (places[0][0], places[1][0], bias[0], y.buffer, packed)
     by_lane = (-(-made // site.profile.lanes), 1, 1)
     if tile is None:
-        taps = struct.pack("<7i", per, *c.kernel, *c.dilations)
-        site.call(source, "conv_each", (*operands, taps, *behind), by_lane, **_TYPES)
+        window = struct.pack("<7i", per, *c.kernel, *c.dilations)
+        site.call(SOURCE + text, "conv_each", (*operands, window, *behind), by_lane, **_TYPES)
         return
     aligned = places[1][1] % 16 == 0 and c.depth % 4 == 0
     grid = (-(-columns // tile.columns), -(-(c.m // c.groups) // tile.rows), c.groups * shares)
     scratch = SCRATCH if shares > 1 else y.buffer
+    taps = prod(c.kernel)
+    known, more = 0, dict[str, int]()
+    if tile.knows_taps:
+        known = taps if taps <= MAX_KNOWN and (taps == 1 or not c.is_inside) else 0
+        more = {"TAPS": known, "EVEN": int(c.depth % tile.depth == 0)}
     site.call(
-        source,
-        "conv_tiles",
-        (*operands, Constant(_taps(c)), scratch, *behind),
+        tile.source + text,
+        tile.kernel,
+        (*operands, Constant(_taps(c, is_known=known > 0)), scratch, *behind),
         grid,
         **_TYPES,
-        lanes=LANES,
-        **defines_of(tile, is_inside=c.is_inside, is_split=shares > 1),
+        lanes=tile.lanes,
+        **dict(tile.defines),
+        **more,
+        INSIDE=int(c.is_inside),
+        SPLIT=int(shares > 1),
         VEC_W=int(aligned),
-        VEC_Y=int(prod(c.y) % 4 == 0 and y.offset % 16 == 0),
+        VEC_Y=int(prod(c.y) % tile.vector == 0 and y.offset % (4 * tile.vector) == 0),
     )
     if shares > 1:
         adding = (bias[0], y.buffer, packed, SCRATCH, i32(shares), *behind)
-        site.call(source, "conv_sums", adding, by_lane, **_TYPES)
-
-
-def defines_of(tile: Tile, *, is_inside: bool, is_split: bool) -> dict[str, int]:
-    """Return what the source needs to know of a cut."""
-    cut = {"LX": tile.lx, "MV": tile.mv, "BK": BK}
-    return {**cut, "INSIDE": int(is_inside), "SPLIT": int(is_split)}
+        site.call(SOURCE + text, "conv_sums", adding, by_lane, **_TYPES)
 
 
 def _sizes(node: BoundNode) -> Conv:
@@ -205,19 +232,29 @@ def _sizes(node: BoundNode) -> Conv:
 
 
 @lru_cache(1024)
-def _taps(c: Conv) -> bytes:
-    """Return for each element of a sum its distance from the corner, in x and along the axes."""
-    distances = []
-    for channel in range(c.channels // c.groups):
-        for tap in product(*(range(k) for k in c.kernel)):
-            z, y, x = (k * d for k, d in zip(tap, c.dilations, strict=True))
-            delta = ((channel * c.x[0] + z) * c.x[1] + y) * c.x[2] + x
-            distances += [delta, z << 20 | y << 10 | x if c.reach <= MAX_TAP else 0]
-    return struct.pack(f"<{len(distances)}i", *distances)
+def _taps(c: Conv, *, is_known: bool = False) -> bytes:
+    """Return for each element of a sum its distance from the corner, in x and along the axes.
+
+    Where ``is_known``, its number in the window stands in the place of the latter, which follow for
+    the elements of a window. Steps are whole.
+    """
+    axes = zip(c.kernel, c.dilations, strict=True)
+    taps = list(product(*(range(0, k * d, d) for k, d in axes)))
+    far = [z << 20 | y << 10 | x if c.reach <= MAX_TAP else 0 for z, y, x in taps]
+    table = [
+        value
+        for channel in range(c.channels // c.groups)
+        for i, (z, y, x) in enumerate(taps)
+        for value in (((channel * c.x[0] + z) * c.x[1] + y) * c.x[2] + x, i if is_known else far[i])
+    ]
+    table += (0, MAX_KNOWN if is_known else 0) * (-c.depth % STEP) + (
+        tuple(far) if is_known else ()
+    )
+    return struct.pack(f"<{len(table)}i", *table)
 
 
 @lru_cache(1024)
-def choose_tile(c: Conv, num_sms: int) -> tuple[Tile | None, int]:
+def choose_tile(c: Conv, num_sms: int, tiles: Tiles = TILES) -> tuple[Tile | None, int]:
     """Return the cut that is predicted to be fastest, and how many groups share a sum.
 
     None where a lane for each element is better, or the table cannot hold the window.
@@ -227,30 +264,35 @@ def choose_tile(c: Conv, num_sms: int) -> tuple[Tile | None, int]:
         return None, 1
     fitting = [
         (_predicted_us(c, tile, shares, num_sms), tile, shares)
-        for tile in TILES
-        for shares in _shares(c)
+        for tile in tiles
+        for shares in _shares(c, tile)
         if c.groups * shares <= MAX_PARTS and -(-rows // tile.rows) <= MAX_PARTS
     ]
     _, tile, shares = min(fitting, default=(0.0, None, 1))
     return tile, shares
 
 
-def _shares(c: Conv) -> Sequence[int]:
+def _shares(c: Conv, tile: Tile) -> Sequence[int]:
     """Return how many groups can share a sum, each with two steps or more."""
-    steps = -(-c.depth // BK)
+    steps = -(-c.depth // tile.depth)
     return [n for n in (1, 2, 4, 8, 16, MAX_SHARES) if n == 1 or 2 * n <= steps]
 
 
 def _predicted_us(c: Conv, tile: Tile, shares: int, num_sms: int) -> float:
     rows, columns = c.m // c.groups, c.images * prod(c.y)
     count = -(-rows // tile.rows) * -(-columns // tile.columns) * c.groups * shares
-    steps = -(-c.depth // (shares * BK))
-    together = -(-count // num_sms) * (steps * tile.shared + _GROUP_US)
+    steps = -(-c.depth // (shares * tile.depth))
+    alone, of_each = steps * tile.alone, steps * tile.shared + _GROUP_US
+    if tile.resident:
+        alone = -(-count // (num_sms * tile.resident)) * (alone + _GROUP_US)
+        together = count / num_sms * of_each
+    else:
+        together = -(-count // num_sms) * of_each
     adding = 0.0
     if shares > 1:
         mb = 4e-6 * (shares + 1) * c.images * c.m * prod(c.y)
         adding = _SUMS_US + mb * _SUMS_US_PER_MB
-    return max(steps * tile.alone, together) + adding
+    return max(alone, together) + adding
 
 
-__all__ = ["TILES", "Conv", "Tile", "choose_tile", "defines_of", "fits_gpu", "join_convolution"]
+__all__ = ["TILES", "Conv", "Tile", "Tiles", "choose_tile", "fits_gpu", "join_convolution"]

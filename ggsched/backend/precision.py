@@ -6,8 +6,9 @@ block types, whose scales are f16 or powers of two, at most 11. An element of th
 by ``2 ** -9`` (bf16) or twice ``2 ** -11`` (the others: both factors are rounded) of the sum of the
 magnitudes that it adds up. The table has room for twice the first.
 
-A device whose ``precision`` is not ``f32`` may round both factors of products of f32 weights to
-that type; an element is then off by twice ``2 ** -11`` (tf32) or ``2 ** -8`` (bf16) of that sum.
+A device whose ``precision`` is not ``f32`` may round both factors of products and convolutions of
+f32 to that type; an element is then off by twice ``2 ** -11`` (tf32) or ``2 ** -8`` (bf16) of that
+sum. f16 is not among them: it has the bits of tf32, and what exceeds 65,504 would become infinite.
 
 A device that declares ``rounds_to_8_bits`` may round activations beside packed weights further: to
 8 bits, in blocks of 32 elements with a scale each, as llama.cpp does on CPUs.
@@ -24,7 +25,7 @@ Activations = Literal["auto", "f32"]
 """``auto``: as the table allows; ``f32``: no product is rounded beyond f32."""
 
 Precision = Literal["f32", "tf32", "bf16"]
-"""What a device may round the factors of products of f32 to; sums are made in f32."""
+"""What a device may round the factors of products and convolutions of f32 to, not their sums."""
 
 FACTORS: Final[Mapping[Precision, float]] = {"f32": 0.0, "tf32": 2.0**-10, "bf16": 2.0**-7}
 """The same as ``ROUNDING``, for weights of f32."""

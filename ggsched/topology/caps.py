@@ -192,8 +192,8 @@ class DeviceFacts:
     precision: Annotated[
         Literal["f32", "tf32", "bf16"],
         Capability(
-            "What factors of products of f32 weights may be rounded to; sums are made in f32. "
-            "Results differ by what LCH-3 allows for it",
+            "What factors of products and convolutions of f32 may be rounded to; sums are made in "
+            "f32. Results differ by what LCH-3 allows for it",
             ("LCH-3",),
             drawn=("f32",),
         ),

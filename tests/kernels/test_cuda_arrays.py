@@ -3,13 +3,15 @@
 import importlib.util
 import platform
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from ggsched_cuda_kernels.conv_mma import conv_tiles
 from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
 from ggsched_kernels import GPU, supported_ops
 from ggsched_kernels.calls import Launch
-from ggsched_kernels.convolution import LANES, TILES, defines_of
+from ggsched_kernels.convolution import LANES, TILES
 from tests.kernels.array_expressions import expressions
 from tests.kernels.nvrtc import ARCHS, NEEDS_BINDINGS, compiler
 from tests.kernels.test_cuda_on_host import CudaOnHost
@@ -35,8 +37,18 @@ PROGRAMS = {
     "nd-windows-max_pool-f32": ALL_F32,
     "nd-conv-nd.relu_v-f32": ALL_F32,
     "nd-conv-add_v_0-f32": {
-        **ALL_F32, **defines_of(TILES[0], is_inside=False, is_split=False), "LANES": LANES,
+        **ALL_F32, **dict(TILES[0].defines), "LANES": LANES, "INSIDE": 0, "SPLIT": 0,
         "VEC_W": 1, "VEC_Y": 0,
+    },
+    **{
+        f"nd-conv_mma-{text}-f32": {
+            **ALL_F32, **dict(tile.defines), "LANES": tile.lanes, "INSIDE": 0, "SPLIT": 0,
+            "TAPS": taps, "EVEN": taps % 2, "VEC_W": 1 - taps % 2, "VEC_Y": taps % 2,
+        }
+        for tile, text, taps in (
+            (conv_tiles(replace(GPU, precision="tf32"))[-1], "nd.relu_v", 9),
+            (conv_tiles(replace(GPU, precision="bf16"))[-1], "add_v_0", 0),
+        )
     },
 }  # fmt: skip
 """One for each source, with types that need other code than f32."""

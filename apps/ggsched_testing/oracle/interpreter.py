@@ -14,9 +14,16 @@ import numpy.typing as npt
 
 from ggsched.backend.arrays import numpy_dtype, numpy_shape
 from ggsched.backend.elements import as_library_has_them, computed, decoded, encode, set_rows, wide
-from ggsched.backend.precision import BLOCK, EXACT, ROUNDING_TO_8_BITS, Rounds, rounding_of
+from ggsched.backend.precision import (
+    BLOCK,
+    EXACT,
+    FACTORS,
+    ROUNDING_TO_8_BITS,
+    Rounds,
+    rounding_of,
+)
 from ggsched.errors import UsageError
-from ggsched.ir.dtype import ARRAY_DTYPES
+from ggsched.ir.dtype import ARRAY_DTYPES, F32, DType
 from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role, Tensor
@@ -28,7 +35,8 @@ Storages = dict[int, npt.NDArray[np.uint8]]
 POISON = 0xFF
 
 PRODUCTS: Final = frozenset({"mul_mat", "mul_mat_id", "attention"})
-"""Ops whose operands a device may round (LCH-3)."""
+"""Ops whose operands a device may round (LCH-3), besides convolutions."""
+CONVOLUTION: Final = "nd.conv"
 
 
 class Rounding(NamedTuple):
@@ -159,17 +167,29 @@ def _run_node(
             f"its reference returned shape {value.shape}, its shape rule {result.shape}",
             where=f"op {op.name!r}",
         )
-    entry = rounding_of(operands[0].dtype.name, how.precision) if node.op in PRODUCTS else 0.0
-    if node.op in ("mul_mat", "mul_mat_id") and how.to_8_bits and operands[0].dtype.is_quantized:
-        entry = ROUNDING_TO_8_BITS
+    entry = rounding_entry(node.op, operands[0].dtype, how)
+    if entry == ROUNDING_TO_8_BITS and node.op != "attention":
         loaded[1] = _largest_of_blocks(loaded[1])
     if rounding is not None and rounding.node == node.id and entry:
         if node.op == "attention":
             sizes = attention_rounding(loaded, params)
+        elif node.op == CONVOLUTION:
+            sizes = computed(op, [abs(a) for a in loaded[:2]], {**params, "bias": False})
         else:
             sizes = computed(op, [abs(loaded[0]), abs(loaded[1]), *loaded[2:]], params)
         value = value + entry * sizes * rounding.signs.choice([-1.0, 1.0], sizes.shape)
     _store(result, value, storages)
+
+
+def rounding_entry(op: str, dtype: DType, how: Rounds) -> float:
+    """Return what an op may be off by, of ``sum |w| |x|``, for a first operand of a type."""
+    if op == CONVOLUTION:
+        return FACTORS[how.precision] if dtype == F32 else 0.0
+    if op not in PRODUCTS:
+        return 0.0
+    if how.to_8_bits and dtype.is_quantized:
+        return ROUNDING_TO_8_BITS
+    return rounding_of(dtype.name, how.precision)
 
 
 def _largest_of_blocks(x: Array) -> Array:
