@@ -4,6 +4,7 @@ from functools import cache
 from typing import Final
 
 from ggsched.backend.precision import Precision
+from ggsched.ir.dtype import F16, DType
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.arrays import SOURCE_PREFIX
 from ggsched_kernels.convolution import TILES, Tile, Tiles
@@ -12,7 +13,7 @@ SOURCE: Final = f"{SOURCE_PREFIX}conv_mma"
 
 # Warps along rows and columns, tiles of 16 rows and of 8 columns of a warp, thread blocks that a
 # multiprocessor has room for; microseconds of a step alone and shared, in TF32 and in bf16: numbers
-# with which the cuts chosen for the convolutions of ResNet-50, one image and 16, take at most 4 %
+# with which the cuts chosen for the convolutions of ResNet-50, one image and 16, take at most 5 %
 # longer than the best of all on an H100 (docs/measurements/array-graphs.md).
 _CUTS: Final = (
     ((2, 2, 2, 2, 4), (0.27, 0.32), (0.42, 0.21)),
@@ -23,9 +24,9 @@ _CUTS: Final = (
 )
 
 
-def conv_tiles(profile: TuningProfile) -> Tiles:
-    """Return the cuts of convolutions for the precision of a device."""
-    return _tiles(profile.precision)
+def conv_tiles(profile: TuningProfile, dtype: DType) -> Tiles:
+    """Return the cuts of convolutions for the precision of a device; TF32 has each f16."""
+    return _tiles("tf32" if dtype == F16 else profile.precision)
 
 
 @cache

@@ -125,7 +125,7 @@ MOVES: Final = ("copy", "transpose", "expand", "slice", "concat")
 """Ops that move elements without computing."""
 
 WINDOWS: Final = ("conv", "max_pool", "average_pool")
-"""Ops on windows that slide, in f32."""
+"""Ops on windows that slide, computed in f32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Ops of the library ``nd``: kernels made from expressions, for OpenCL and CUDA."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.errors import UsageError
+from ggsched.ir.dtype import F32
 from ggsched.ir.tensor import contiguous_strides
 from ggsched.topology.caps import op_key
 from ggsched_kernels.array_table import (
@@ -57,7 +58,7 @@ def array_ops(*, has_f64: bool) -> frozenset[str]:
     moves = (*MOVES, *TAKES, "gather", "pad")
     keys |= {op_key(PREFIX + op, t) for op in (*moves, *PUTS, "top_k", *BEST) for t in EVERY}
     keys |= {op_key(PREFIX + op, t) for op in RUNNING for t in NUMBERS}
-    keys |= {op_key(PREFIX + op, "f32") for op in WINDOWS}
+    keys |= {op_key(PREFIX + op, t) for op in WINDOWS for t in REAL}
     keys |= {op_key(PREFIX + op, "f64") for op in moves}
     if has_f64:
         keys |= {op_key(PREFIX + op, "f64") for op in (*PUTS, *RUNNING, *BEST, "top_k")}
@@ -266,6 +267,29 @@ def plain_place(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
     return SCRATCH, offset
 
 
+def f32_place(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
+    """Return where an operand lies without gaps in f32, in a copy if need be."""
+    if operand.dtype == F32:
+        return plain_place(site, operand)
+    made = _f32_copy(site, operand)
+    _elements(site, "cast", [place(operand)], made, [operand.dtype.name], "f32")
+    return made[:2]
+
+
+def f32_result(site: LoweringContext, y: Operand) -> tuple[Arg, int, Callable[[], None]]:
+    """Return where to write a result in f32, and what then adds the call that converts it."""
+    if y.dtype == F32:
+        return y.buffer, y.offset, lambda: None
+    made = _f32_copy(site, y)
+    return *made[:2], lambda: _elements(site, "cast", [made], place(y), ["f32"], y.dtype.name)
+
+
+def _f32_copy(site: LoweringContext, operand: Operand) -> Place:
+    """Return scratch memory for the elements of an operand in f32."""
+    offset = site.scratch(prod(operand.shape) * F32.block_nbytes)
+    return SCRATCH, offset, operand.shape, contiguous_strides(F32, operand.shape)
+
+
 def _gather(site: LoweringContext) -> None:
     x, ids = site.node.inputs
     y = site.node.output
@@ -472,13 +496,14 @@ def sliding_axes(node: BoundNode, kernel: Sequence[int]) -> Axes:
 
 def _windows(site: LoweringContext, op: str) -> None:
     node, x, y = site.node, site.node.inputs[0], site.node.output
-    places = [plain_place(site, o) for o in node.inputs]
+    places = [f32_place(site, o) for o in node.inputs]
+    to, to_offset, convert = f32_result(site, y)
     conv, lanes = op == "conv", site.profile.lanes
     spatial = sliding_axes(node, node.inputs[1].shape[2:] if conv else node.ints("kernel"))
     per = node.inputs[1].shape[1] if conv else 1
     each = y.shape[1] // int(site.number("group")) if conv else 1
     weights, bias = (*places[1:], places[0], places[0])[:2]
-    offsets = (places[0][1], weights[1], bias[1], y.offset)
+    offsets = (places[0][1], weights[1], bias[1], to_offset)
     extents = [value for values in spatial for value in values]
     sizes = struct.pack("<4q25i4x", *offsets, x.shape[1], y.shape[1], per, each, *extents)
     *outer_axes, last = spatial[1]
@@ -490,13 +515,14 @@ def _windows(site: LoweringContext, op: str) -> None:
     groups = (y.shape[0] * y.shape[1], outer, across)
     types = dict.fromkeys(("A_T", "B_T", "C_T", "Y_T"), "f32")
     source = f"{SOURCE_PREFIX}windows-{op}-f32"
-    memory = [places[0][0], *([weights[0], bias[0]] if conv else []), y.buffer]
+    memory = [places[0][0], *([weights[0], bias[0]] if conv else []), to]
     if conv:
         flags = [i32(int(bool(node.params["bias"])))]
     else:
         counts = node.params.get("counts_pads", False)
         flags = [i32(int(op == "max_pool")), i32(int(bool(counts)))]
     site.call(source, "conv" if conv else "pool", (*memory, sizes, *flags), groups, **types)
+    convert()
 
 
 __all__ = [
@@ -505,6 +531,8 @@ __all__ = [
     "array_ops",
     "array_source",
     "broadcast",
+    "f32_place",
+    "f32_result",
     "lower_array",
     "packed",
     "place",

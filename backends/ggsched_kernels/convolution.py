@@ -14,8 +14,9 @@ from math import prod
 from typing import Final, NamedTuple
 
 from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.dtype import DType
 from ggsched.ir.tensor import contiguous_strides
-from ggsched_kernels.arrays import PREFIX, SOURCE_PREFIX, plain_place, sliding_axes
+from ggsched_kernels.arrays import PREFIX, SOURCE_PREFIX, f32_place, f32_result, sliding_axes
 from ggsched_kernels.calls import MAX_PARTS, SCRATCH, Constant, TuningProfile, f32, i32, i64
 from ggsched_kernels.chains import MAX_NUMBERS, MAX_OPERANDS, Chain, Groups, Site, chain_behind
 from ggsched_kernels.lowering_context import LoweringContext
@@ -128,12 +129,12 @@ def join_convolution(
     at: int,
     profile: TuningProfile,
     site: type[Site],
-    tiles: Callable[[TuningProfile], Tiles] = lambda _: TILES,
+    tiles: Callable[[TuningProfile, DType], Tiles] = lambda *_: TILES,
 ) -> tuple[int, Site] | None:
     """Return how many groups from ``at`` on a convolution computes, and the site of its calls.
 
     Args:
-        tiles: The cuts that a device of a profile has kernels for.
+        tiles: The cuts that a device of a profile has for operands of a type.
     """
     node = groups[at][0]
     if len(groups[at]) > 1 or not fits_gpu(node, profile):
@@ -141,7 +142,7 @@ def join_convolution(
     chain = chain_behind(groups, at, takes=lambda x: _step_of(x, node.output) is not None)
     count = 1 + len(chain.steps)
     made = site(groups[at + count - 1][0], profile)
-    _lower(made, node, chain, tiles(profile))
+    _lower(made, node, chain, tiles(profile, node.inputs[0].dtype))
     return count, made
 
 
@@ -158,7 +159,8 @@ def _step_of(operand: Operand, y: Operand) -> int | None:
 def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -> None:
     y = node.output
     c = _sizes(node)
-    places = [plain_place(site, o) for o in node.inputs]
+    places = [f32_place(site, o) for o in node.inputs]
+    to, to_offset, convert = f32_result(site, y)
     has_bias = bool(node.params["bias"])
     bias = places[2] if has_bias else (places[0][0], 0)
     missing = (0,) * (MAX_OPERANDS - len(chain.operands))
@@ -171,7 +173,7 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
     parts = site.scratch(shares * made * 4) if shares > 1 else 0
     packed = struct.pack(
         "<8q24i",
-        *(places[0][1], places[1][1], bias[1], y.offset, parts),
+        *(places[0][1], places[1][1], bias[1], to_offset, parts),
         *(c.channels * prod(c.x), per * prod(c.x), made),
         *(c.m, c.m // c.groups, columns, prod(c.y), c.depth, stretch, c.groups, c.images),
         *(
@@ -189,15 +191,16 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
     numbers = [f32(v) for v in (*chain.numbers, *(0.0,) * MAX_NUMBERS)[:MAX_NUMBERS]]
     behind = (*memory, *numbers)
     text = f"-{chain.text}-f32"
-    operands = (places[0][0], places[1][0], bias[0], y.buffer, packed)
+    operands = (places[0][0], places[1][0], bias[0], to, packed)
     by_lane = (-(-made // site.profile.lanes), 1, 1)
     if tile is None:
         window = struct.pack("<7i", per, *c.kernel, *c.dilations)
         site.call(SOURCE + text, "conv_each", (*operands, window, *behind), by_lane, **_TYPES)
+        convert()
         return
     aligned = places[1][1] % 16 == 0 and c.depth % 4 == 0
     grid = (-(-columns // tile.columns), -(-(c.m // c.groups) // tile.rows), c.groups * shares)
-    scratch = SCRATCH if shares > 1 else y.buffer
+    scratch = SCRATCH if shares > 1 else to
     taps = prod(c.kernel)
     known, more = 0, dict[str, int]()
     if tile.knows_taps:
@@ -215,11 +218,12 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
         INSIDE=int(c.is_inside),
         SPLIT=int(shares > 1),
         VEC_W=int(aligned),
-        VEC_Y=int(prod(c.y) % tile.vector == 0 and y.offset % (4 * tile.vector) == 0),
+        VEC_Y=int(prod(c.y) % tile.vector == 0 and to_offset % (4 * tile.vector) == 0),
     )
     if shares > 1:
-        adding = (bias[0], y.buffer, packed, SCRATCH, i32(shares), *behind)
+        adding = (bias[0], to, packed, SCRATCH, i32(shares), *behind)
         site.call(SOURCE + text, "conv_sums", adding, by_lane, **_TYPES)
+    convert()
 
 
 def _sizes(node: BoundNode) -> Conv:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.backend.precision import Rounds
+from ggsched.ir.dtype import F16, F32
 from ggsched.scheduler import Scheduler
 from ggsched_cuda_kernels import kernel_selection
 from ggsched_cuda_kernels.conv_mma import SOURCE, conv_tiles
@@ -29,7 +30,7 @@ FINER = {"tf32": "f32", "bf16": "tf32"}
 
 def tiles_of(precision):
     """Return the cuts on tensor cores."""
-    found = conv_tiles(replace(H200, precision=precision))
+    found = conv_tiles(replace(H200, precision=precision), F32)
     return [tile for tile in found if tile.source == SOURCE]
 
 
@@ -139,6 +140,16 @@ def test_any_convolution_by_any_cut(software, precision, graph, at, shares):
     assert kernels[0] == "conv_mma"
     wanted = run_oracle(graph, values)
     assert not far_off(found, graph, values, wanted, how=Rounds(precision=precision))
+
+
+def test_factors_of_f16_are_not_rounded(software, precision):
+    """TF32 has all of them; their sums are rounded to f16 once."""
+    graph = conv_graph((2, 20, 9, 9), (24, 20, 3, 3), dtype=F16, pads=[1] * 4, behind=RELU)
+    values = {name: value.astype(np.float16) for name, value in values_of(graph).items()}
+    found, kernels = run(graph, values)
+    assert kernels[3:5] == ["conv_mma", "conv_sums"]
+    ((tid, wanted),) = run_oracle(graph, values).items()
+    np.testing.assert_array_max_ulp(found[tid], wanted, 1)
 
 
 def test_what_is_no_number_stays_so(software, precision):

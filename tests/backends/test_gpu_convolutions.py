@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ggsched import GraphBuilder, Scheduler
+from ggsched.ir.dtype import F16, F32
 from ggsched_kernels import convolution as gpu
 from ggsched_kernels.array_table import REDUCTIONS
 from ggsched_kernels.convolution import TILES, Conv, choose_tile
@@ -22,12 +23,13 @@ def device():
     made.close()
 
 
-def conv_graph(x, w, *, behind=(), bias=True, residual=False, **params):
+def conv_graph(x, w, *, behind=(), bias=True, residual=False, dtype=F32, **params):
     """Return a graph; ``residual`` adds an operand of the shape of the result."""
     n = len(x) - 2
     how = {"strides": [1] * n, "dilations": [1] * n, "pads": [0] * 2 * n, "group": 1, **params}
     g = GraphBuilder()
-    operands = [g.input("x", x), g.weight("w", w), *([g.weight("b", w[:1])] if bias else [])]
+    operands = [g.input("x", x, dtype), g.weight("w", w, dtype)]
+    operands += [g.weight("b", w[:1], dtype)] if bias else []
     y = g.op("nd.conv", *operands, **how, bias=bias)
     if residual:
         y = g.add(y, g.input("r", y.shape))
@@ -106,6 +108,28 @@ def test_against_the_oracle(device, name, monkeypatch):
         np.testing.assert_allclose(found[tid], wanted, 1e-4, 1e-4)
     own = ["conv_each"] if tile is None else ["conv_tiles", "conv_sums"][: 1 + (shares > 1)]
     assert kernels == own
+
+
+def test_windows_of_f16(device):
+    """They are computed in f32, and their results rounded once."""
+    g = GraphBuilder()
+    x, w, each = (
+        g.input(n, s, F16)
+        for n, s in (("x", (1, 8, 7, 6)), ("w", (9, 8, 3, 3)), ("e", (8, 1, 2, 2)))
+    )
+    how = {"strides": [1, 2], "dilations": [1, 1], "pads": [1, 0, 1, 1]}
+    outs = [
+        g.op("nd.conv", x, w, bias=False, group=1, **how),
+        g.op("nd.conv", x, each, bias=False, group=8, **how),
+        g.op("nd.max_pool", x, kernel=[3, 2], **how),
+        g.op("nd.average_pool", x, kernel=[3, 2], extra=(0, 0), counts_pads=False, **how),
+    ]
+    graph = g.build(*outs)
+    values = {name: value.astype(np.float16) for name, value in values_of(graph).items()}
+    with Scheduler([device]) as scheduler:
+        found = scheduler.run(graph, values)
+    for tid, wanted in run_oracle(graph, values).items():
+        np.testing.assert_array_max_ulp(found[tid], wanted, 1)
 
 
 RESNET = {

@@ -6,27 +6,24 @@ from ggsched_kernels import supported_ops
 
 MISSING = {
     "f64":
-        "abs acos acosh add asin asinh atan atan2 atanh cast ceil clip cos cosh div elu equal erf "
-        "exp expm1 floor gelu gelu_tanh greater greater_equal hard_sigmoid hard_swish is_nan "
-        "leaky_relu less less_equal log log1p max min mish mod mul neg prelu reciprocal relu "
-        "round rsqrt sigmoid sign silu sin sinh softplus softsign sqrt sub tan tanh threshold",
+        "abs acos acosh add asin asinh atan atan2 atanh average_pool cast ceil clip conv cos cosh "
+        "div elu equal erf exp expm1 floor gelu gelu_tanh greater greater_equal hard_sigmoid "
+        "hard_swish is_nan leaky_relu less less_equal log log1p max min mish mod mul neg prelu "
+        "reciprocal relu round rsqrt sigmoid sign silu sin sinh softplus softsign sqrt sub tan "
+        "tanh threshold",
     "f32 f16 f64":
         "along conv_transpose det grid_sample gru hardmax is_inf log_softmax lp_pool lrn lstm "
         "normalize rnn round_to softmax",
-    "f16 f64":
-        "average_pool conv",
     "f32 f16 f64 i64 i32":
         "einsum",
     "f32 f16 f64 i64 i32 i16 i8 u64 u32 u16 u8 bool":
         "matmul one_hot reverse_sequence tile trilu",
     "i8 u8":
         "matmul_i32",
-    "f16 f64 i64 i32 i16 i8 u64 u32 u16 u8":
-        "max_pool",
     "f32 f16 f64 i64 i32 i16 i8 u64 u32 u16 u8":
         "max_pool_indices reduce_log_sum reduce_log_sum_exp",
     "f64 i64 i32 i16 i8 u64 u32 u16 u8":
-        "pow reduce_l1 reduce_l2 reduce_mean reduce_prod reduce_sum reduce_sum_square",
+        "max_pool pow reduce_l1 reduce_l2 reduce_mean reduce_prod reduce_sum reduce_sum_square",
     "f64 i64 i32 i16 i8 u64 u32 u16 u8 bool":
         "reduce_max reduce_min",
     "i64 i32 i16 i8 u64 u32 u16 u8":

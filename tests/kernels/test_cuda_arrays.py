@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ggsched.ir.dtype import F32
 from ggsched_cuda_kernels.conv_mma import conv_tiles
 from ggsched_cuda_kernels.programmatic_launch import FIRST_ARCH
 from ggsched_kernels import GPU, supported_ops
@@ -46,8 +47,8 @@ PROGRAMS = {
             "TAPS": taps, "EVEN": taps % 2, "VEC_W": 1 - taps % 2, "VEC_Y": taps % 2,
         }
         for tile, text, taps in (
-            (conv_tiles(replace(GPU, precision="tf32"))[-1], "nd.relu_v", 9),
-            (conv_tiles(replace(GPU, precision="bf16"))[-1], "add_v_0", 0),
+            (conv_tiles(replace(GPU, precision="tf32"), F32)[-1], "nd.relu_v", 9),
+            (conv_tiles(replace(GPU, precision="bf16"), F32)[-1], "add_v_0", 0),
         )
     },
 }  # fmt: skip
