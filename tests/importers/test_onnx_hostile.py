@@ -122,6 +122,8 @@ def test_a_graph_with_a_cycle():
         ([node("Pad", "x pads", "y")], "shape"),
         ([node("OneHot", "ints big values", "y")], "shape"),
         ([node("Resize", "x none none wide", "y")], "too large"),
+        ([node("DFT", "signal wide", "y")], "of 8589934592 elements is not supported"),
+        ([node("MelWeightMatrix", "wide wide one one one", "y")], "too large"),
     ],
 )
 def test_constants_of_huge_shapes(nodes, words):
@@ -134,6 +136,7 @@ def test_constants_of_huge_shapes(nodes, words):
         "pads": np.array([1 << 60, 1 << 60]),
         "none": np.zeros(0, np.float32),
         "wide": np.array([1 << 33]),
+        "signal": np.zeros((1, 4, 1), np.float32),
         "ints": np.array([0]),
         "values": np.array([0, 1], np.float32),
     }
@@ -188,6 +191,10 @@ def test_tensors_whose_elements_are_missing():
         node("Constant", "", "y"),
         node("Einsum", "x x", "y", equation="abcd"),
         node("LSTM", "x w w", "y"),
+        node("DFT", "x", "y"),
+        node("DFT", "f", "y"),
+        node("STFT", "w n", "y"),
+        node("MelWeightMatrix", "n n f f", "y"),
         node("Add", "x n", "y"),
     ],
 )

@@ -12,6 +12,7 @@ from ggsched_import.common.emit import Const, Emitter, Value, misfit, not_suppor
 from ggsched_import.onnx import (  # noqa: F401
     ops_contrib,
     ops_elements,
+    ops_fourier,
     ops_layout,  # all register converters
     ops_ml,
     ops_products,
