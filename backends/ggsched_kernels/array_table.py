@@ -71,6 +71,9 @@ ELEMENTS: Final[dict[str, Expression]] = {
     "not": Expression("!A", BOOL),
     "bit_not": Expression("~A", WHOLE),
     "is_nan": Expression("A != A"),
+    "is_inf": Expression(
+        "A == INFINITY ? P1 > 0 : A == -INFINITY && P0 > 0", params=("negative", "positive")
+    ),
     # two operands
     "add": Expression("A + B", NUMBERS),
     "sub": Expression("A - B", NUMBERS),
@@ -84,6 +87,7 @@ ELEMENTS: Final[dict[str, Expression]] = {
     "bit_and": Expression("A & B", WHOLE),
     "bit_or": Expression("A | B", WHOLE),
     "bit_xor": Expression("A ^ B", WHOLE),
+    "gcd": Expression("gcd_of(MAGNITUDE(A), MAGNITUDE(B))", WHOLE),
     "equal": Expression("A == B", EVERY),
     "less": Expression("A < B", NUMBERS),
     "less_equal": Expression("A <= B", NUMBERS),

@@ -90,6 +90,16 @@ typedef struct {
 #define QUOTIENT(a, b) \
   ((b) == 0 ? (UA)0 : (b) == (VA)-1 && (VA)-1 < (VA)1 ? (UA)0 - (UA)(a) : (UA)((a) / WHOLE_DIVISOR(b)))
 
+#define MAGNITUDE(a) ((a) < 0 ? (UA)0 - (UA)(a) : (UA)(a))
+FN u64 gcd_of(u64 a, u64 b) {
+  while (b) {
+    u64 r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
 /* Integers of floats: towards zero, limited to i64, of which narrower types have the low bits; NaN is 0.
  * For u64 numbers from 0 on are limited to u64 instead. */
 FN i64 whole_of(float x) {

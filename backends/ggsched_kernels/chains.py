@@ -39,8 +39,8 @@ _BUILT_IN: Final = {
 _FLOATS: Final = {
     PREFIX + op: found
     for op, found in ELEMENTS.items()
-    if "f32" in found.types and op not in (*MOVES, "cast", "where", "is_nan", "equal", "less",
-                                           "less_equal", "greater", "greater_equal")
+    if "f32" in found.types and op not in (*MOVES, "cast", "where", "is_nan", "is_inf", "equal",
+                                           "less", "less_equal", "greater", "greater_equal")
 }  # fmt: skip
 
 EXPRESSIONS: Final = {**_BUILT_IN, **_FLOATS, PREFIX + "div": Expression(BY_TYPE["div"]["f32"])}

@@ -105,6 +105,9 @@ def _functions() -> Iterator[Special]:
     yield Special("nd.neg", ([0.0, -0.0, -INF],), [-0.0, 0.0, INF], has_sign=True)
     yield Special("nd.sign", (x,), [1.0, -1.0, NAN])
     yield Special("nd.is_nan", (x,), [False, False, True])
+    yield Special("nd.is_inf", (x,), [True, True, False])
+    yield Special("nd.is_inf", (x,), [True, False, False], params={"negative": False})
+    yield Special("nd.is_inf", (x,), [False, True, False], params={"positive": False})
     yield Special("nd.pow", ([0.0, 0.0, NAN, INF], [0.0, -1.0, 0.0, 0.0]), [1.0, INF, 1.0, 1.0])
     mod = [1.0, INF, 1.0, -1.0, NAN], [0.0, 2.0, INF, INF, 1.0]
     yield Special("nd.mod", mod, [NAN, NAN, 1.0, INF, NAN])
@@ -188,6 +191,9 @@ def _integers() -> Iterator[Special]:
     yield Special("nd.div", divided, [0, 0, 0, LEAST, -3, -3], i32)
     yield Special("nd.mod", divided, [0, 0, 0, 0, 1, -1], i32)
     yield Special("nd.mod", divided, [0, 0, 0, 0, -1, 1], i32, {"fmod": True})
+    divided = [12, -12, 0, LEAST, LEAST, 7], [18, 8, 0, -1, 0, 0]
+    yield Special("nd.gcd", divided, [6, 4, 0, 1, LEAST, 7], i32)
+    yield Special("nd.gcd", ([12, 255], [18, 34]), [6, 17], ("u8",))
     low = -(2**63)
     yield Special("nd.div", ([low, 5], [-1, 0]), [low, 0], ("i64",))
     yield Special("nd.mod", ([low, 5], [-1, 0]), [0, 0], ("i64",))

@@ -137,6 +137,7 @@ _binary("xor", np.logical_xor, BOOLS, onnx="Xor")
 _binary("bit_and", np.bitwise_and, INTS, onnx="BitwiseAnd")
 _binary("bit_or", np.bitwise_or, INTS, onnx="BitwiseOr")
 _binary("bit_xor", np.bitwise_xor, INTS, onnx="BitwiseXor")
+_binary("gcd", np.gcd, INTS, family=FUNCTIONS)
 _binary("atan2", np.arctan2, FLOATS, family=FUNCTIONS)
 # Remainders have the sign of the divisor, or for ``fmod`` of the dividend; those of integers by 0
 # are 0. Negative counts of bits, and those from the width on, shift out every bit.
