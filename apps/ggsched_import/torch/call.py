@@ -13,7 +13,7 @@ from ggsched.ir.ops import BUILT_IN_AXES
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import user_ops
 from ggsched_import.common.emit import Const, Emitter, Value, misfit
-from ggsched_import.torch.types import FLOATS, Scalar, promoted
+from ggsched_import.torch.types import FLOATS, PART, Complex, Scalar, promoted
 
 Operand = Value | Scalar
 """A tensor, a constant, or a number of Python."""
@@ -177,15 +177,19 @@ Converter = Callable[..., Results]
 CONVERTERS: Final[dict[str, Converter]] = {}
 """By name, with the overload (``max.dim``) or without; ops of others with their namespace."""
 
+OF_COMPLEX: Final[dict[str, Converter]] = {}
+"""Those for calls that have complex numbers among their operands, or make them by a ``dtype``."""
+
 
 F = TypeVar("F", bound=Converter)
 
 
-def converts(*names: str) -> Callable[[F], F]:
+def converts(*names: str, table: dict[str, Converter] = CONVERTERS) -> Callable[[F], F]:
     """Register a converter for ops.
 
     Args:
         names: Such as ``add`` (all overloads), ``max.dim`` (one), ``mylib.op`` (of a library).
+        table: ``OF_COMPLEX`` for complex numbers.
 
     Examples:
         >>> from ggsched_import.torch import converts
@@ -195,10 +199,19 @@ def converts(*names: str) -> Callable[[F], F]:
     """
 
     def register(converter: F) -> F:
-        CONVERTERS.update(dict.fromkeys(names, converter))
+        table.update(dict.fromkeys(names, converter))
         return converter
 
     return register
+
+
+def is_complex(value: Any) -> bool:
+    """Whether there are complex numbers among arguments, or the name of a type of them."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(is_complex, value))
+    return isinstance(value, (Complex, complex)) or (isinstance(value, str) and value in PART)
 
 
 def plain(target: str) -> str:
@@ -232,8 +245,15 @@ def convert(
         ModelError: an op that is not supported, or arguments that do not fit.
     """
     op = plain(target)
-    converter = CONVERTERS.get(op) or CONVERTERS.get(op.rpartition(".")[0])
+    of_complex = is_complex(args) or is_complex(kwargs)
+    table = OF_COMPLEX if of_complex else CONVERTERS
+    converter = table.get(op) or table.get(op.rpartition(".")[0])
     call = Call(op, where, emit, used, layout)
+    if of_complex and converter is None:
+        raise call.bad(
+            f"the op {op!r} on complex numbers is not supported",
+            hint="compute it of the parts that torch.view_as_real returns",
+        )
     try:
         if converter is not None:
             return converter(call, *args, **kwargs)

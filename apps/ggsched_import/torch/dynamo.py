@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ggsched.errors import UsageError
-from ggsched_import.common.emit import Array, Const, Emitter
+from ggsched_import.common.emit import Array, Emitter
 from ggsched_import.torch.export import import_torch, whole_ops
 from ggsched_import.torch.model import BoundProgram, bound_program
-from ggsched_import.torch.types import array_of, name_of
-from ggsched_import.torch.walk import Walk, check_ops, is_convertible, takes_graphs
+from ggsched_import.torch.types import array_of, constant, name_of
+from ggsched_import.torch.walk import Walk, check_ops, given_input, is_convertible, takes_graphs
 
 if TYPE_CHECKING:
     from ggsched.scheduler import Scheduler
@@ -203,10 +203,11 @@ class Compiled:
             if not hasattr(a, "dtype"):
                 given.append(a)
             elif i in self._static:
-                given.append(Const(array_of(a, name), name))
+                given.append(constant(array_of(a, name), a.dtype, name))
             else:
-                inputs[name] = emit.g.input(name, tuple(a.shape), name_of(a.dtype, name))
-                given.append(inputs[name])
+                kind = name_of(a.dtype, name)
+                value, inputs[name] = given_input(emit, name, tuple(a.shape), kind)
+                given.append(value)
         values = Walk(emit).graph(self._graph, given)
         bound = bound_program(emit, inputs, [str(i) for i in range(len(values))], values)
         self._weights.update(bound.weights)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ggsched.errors import ModelError
 from ggsched_import.common.emit import Const, Emitter, Value
-from ggsched_import.torch.call import Call
+from ggsched_import.torch.call import Call, is_complex, plain
 from ggsched_import.torch.ops_layout import select
 from ggsched_import.torch.ops_products import attended, with_heads
 
@@ -17,6 +17,14 @@ Run = Callable[[Any, Iterable[Any]], list[Any]]
 
 MODES: Final = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "inference_mode")
 """Their graph is always run."""
+
+IGNORED: Final = (
+    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size", "_functional_assert_async", "_functional_assert_scalar",
+    "_functional_sym_constrain_range", "_functional_sym_constrain_range_for_size",
+    "_linalg_check_errors",
+)  # fmt: skip
+"""Ops that check what the shapes already say, or raise for a number, which a plan cannot."""
 
 MAX_STEPS: Final = 10_000
 """Of a loop, whose steps become nodes."""
@@ -37,10 +45,21 @@ def _cond(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     condition, then, other, operands = args
     return emit.choose(
         Const(np.array(condition)) if isinstance(condition, bool) else condition,
-        lambda: run(then, operands),
-        lambda: run(other, operands),
+        lambda: _real(run(then, operands), where),
+        lambda: _real(run(other, operands), where),
         where,
     )
+
+
+def _real(values: Any, where: str) -> Any:
+    """Refuse results that are complex, which are two values each."""
+    if is_complex(values):
+        raise ModelError(
+            "complex results of branches and scans are not supported",
+            where=where,
+            hint="return torch.view_as_real of them",
+        )
+    return values
 
 
 def _while_loop(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
@@ -66,12 +85,14 @@ def _while_loop(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any
 def _scan(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
     """Unroll a scan over the first axis."""
     combine, initial, scanned, more = args
+    _real((*initial, *scanned), where)
     c, steps = Call("scan", where, emit), scanned[0].shape[0]
     if not 0 < steps <= MAX_STEPS:
         raise ModelError(f"a scan of {steps} steps, not 1 to {MAX_STEPS}", where=where)
     carried, made = list(initial), []
     for i in range(steps):
-        found = run(combine, (*carried, *(select(c, x, 0, i) for x in scanned), *more))
+        rows = (select(c, x, 0, i) for x in scanned)
+        found = _real(run(combine, (*carried, *rows, *more)), where)
         carried = found[: len(carried)]
         made.append([c.reshape(y, (1, *y.shape)) for y in found[len(carried) :]])
     return [*carried, *(c.concat(ys, 0) for ys in zip(*made, strict=True))]
@@ -98,6 +119,14 @@ def _flex_attention(emit: Emitter, run: Run, args: Sequence[Any], where: str) ->
     return [attended(c, query, key, value, scale, changed), None, None]
 
 
+def _effects(emit: Emitter, run: Run, args: Sequence[Any], where: str) -> Any:
+    """Leave out a check that is kept in order by a token."""
+    token, op, *_ = args
+    if plain(str(op)).partition(".")[0] not in IGNORED:
+        raise ModelError(f"the op {str(op)!r} is not supported", where=where)
+    return [token, None]
+
+
 HIGHER: Final[Mapping[str, Callable[..., Any]]] = {
     **dict.fromkeys(MODES, _mode),
     "wrap_with_autocast": _autocast,
@@ -105,7 +134,8 @@ HIGHER: Final[Mapping[str, Callable[..., Any]]] = {
     "while_loop": _while_loop,
     "scan": _scan,
     "flex_attention": _flex_attention,
+    "with_effects": _effects,
 }
 """By the name of the operator."""
 
-__all__ = ["HIGHER", "MODES"]
+__all__ = ["HIGHER", "IGNORED", "MODES"]

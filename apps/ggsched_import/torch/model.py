@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 from ggsched_import.common.bound import Bindings, BoundModel, Port, Ports, own_results
 from ggsched_import.common.emit import Array, Const, Emitter
+from ggsched_import.common.fourier import joined_parts
 from ggsched_import.common.simplify import simplified
 from ggsched_import.torch.dims import Dims
 from ggsched_import.torch.export import (
@@ -20,8 +22,8 @@ from ggsched_import.torch.export import (
     import_torch,
     output_names,
 )
-from ggsched_import.torch.types import array_of, name_of
-from ggsched_import.torch.walk import Walk, check_ops
+from ggsched_import.torch.types import PART, Complex, array_of, name_of
+from ggsched_import.torch.walk import Walk, check_ops, given_input
 
 if TYPE_CHECKING:
     from ggsched.scheduler import Scheduler
@@ -34,6 +36,7 @@ class BoundProgram(BoundModel):
     Attributes:
         known: Outputs that are not tensors: numbers and None, by name.
         order: Names of all outputs in order.
+        pairs: Outputs that are complex; the graph has their parts along a last axis.
 
     Examples:
         >>> import torch
@@ -48,6 +51,7 @@ class BoundProgram(BoundModel):
 
     known: Mapping[str, Any]
     order: tuple[str, ...]
+    pairs: frozenset[str] = frozenset()
 
     def named(self, results: Mapping[int, Array]) -> dict[str, Any]:
         """Return what ``Scheduler.run`` returned, by the names of the outputs.
@@ -61,9 +65,9 @@ class BoundProgram(BoundModel):
             >>> bound.named(results)["output"].tolist()
             [[1.0, 1.0]]
         """
-        return {
-            n: results[self.outputs[n]] if n in self.outputs else self.known[n] for n in self.order
-        }
+        found = {n: results[t] for n, t in self.outputs.items()}
+        found |= {n: _joined(found[n]) for n in self.pairs}
+        return {n: found[n] if n in found else self.known[n] for n in self.order}
 
 
 class TorchModel:
@@ -102,7 +106,8 @@ class TorchModel:
                 name = spec.arg.name
                 self.inputs[name] = _port(name, self._nodes[name].meta["val"])
         tree = program.module_call_graph[0].signature.out_spec
-        self.outputs = tuple(output_names(tree, len(signature.output_specs)))
+        self._is_output = [s.kind.name == "USER_OUTPUT" for s in signature.output_specs]
+        self.outputs = tuple(output_names(tree, sum(self._is_output)))
         self._ports = Ports(self.name, self.inputs)
         self._bound: Bindings[BoundProgram] = Bindings()
 
@@ -180,13 +185,17 @@ class TorchModel:
                 raise UsageError(f"{len(inputs)} inputs", where=self.name, hint=self._ports.hint)
             inputs = dict(zip(self.inputs, inputs, strict=True))
         arrays = {n: _array(a, n) for n, a in inputs.items()}
+        shapes = {n: a.shape[: -1 if self._is_complex(n) else None] for n, a in arrays.items()}
         for name in self.inputs:
             if name not in arrays:
                 raise UsageError(
                     f"input {name!r} is missing", where=self.name, hint=self._ports.hint
                 )
-        bound = self.bind(shapes={n: a.shape for n, a in arrays.items()})
+        bound = self.bind(shapes=shapes)
         return bound.named(scheduler.run(bound.graph, arrays))
+
+    def _is_complex(self, name: str) -> bool:
+        return name in self.inputs and self.inputs[name].dtype in PART
 
     def _known(self, dims: dict[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
         pairs: list[tuple[Any, int]] = []
@@ -221,14 +230,14 @@ class TorchModel:
                 given.append(self._weights_of.of(spec))
             elif kind == "TensorArgument":
                 shape = self._shape(name, known)
-                inputs[name] = emit.g.input(name, shape, self.inputs[name].dtype)
-                given.append(inputs[name])
+                value, inputs[name] = given_input(emit, name, shape, self.inputs[name].dtype)
+                given.append(value)
             elif kind == "SymIntArgument":
                 given.append(self._dims.value(self._nodes[name].meta["val"].node.expr, known))
             else:
                 given.append(getattr(spec.arg, "value", None))
         values = Walk(emit).graph(self._program.graph_module, given)
-        return bound_program(emit, inputs, self.outputs, values)
+        return bound_program(emit, inputs, self.outputs, list(compress(values, self._is_output)))
 
 
 def bound_program(
@@ -236,6 +245,8 @@ def bound_program(
 ) -> BoundProgram:
     """Return the graph whose outputs are values: each output a result of a node of its own."""
     given = dict(zip(names, values, strict=True))
+    pairs = {n: v for n, v in given.items() if isinstance(v, Complex)}
+    given |= {n: joined_parts(emit, v.real, v.imag) for n, v in pairs.items()}
     of_tensors = {n: v for n, v in given.items() if isinstance(v, (Const, Tensor))}
     if not of_tensors:
         raise UsageError("no output is a tensor", where="from_torch")
@@ -244,7 +255,8 @@ def bound_program(
     graph, weights = simplified(emit.g.build(*tensors.values()), emit.weights)
     found = {t.name: t for t in graph.roots(Role.INPUT)}
     ids = dict(zip(tensors, graph.outputs, strict=True))
-    return BoundProgram(graph, weights, {n: found[n] for n in inputs}, ids, known, tuple(names))
+    own = {n: found[n] for n in inputs}
+    return BoundProgram(graph, weights, own, ids, known, tuple(names), frozenset(pairs))
 
 
 def from_torch(program: Any, dims: Mapping[str, int] | None = None) -> TorchModel:
@@ -290,7 +302,16 @@ def _port(name: str, value: Any) -> Port:
 def _array(value: Any, name: str) -> Array:
     if hasattr(value, "dtype") and str(value.dtype).startswith("torch."):
         return array_of(value, name)
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.dtype.kind != "c":
+        return array
+    return array.reshape(*array.shape, 1).view(array.real.dtype)
+
+
+def _joined(pairs: Array) -> Array:
+    """Return parts along a last axis as complex numbers."""
+    kind = np.result_type(pairs.dtype, np.complex64)
+    return np.ascontiguousarray(pairs).view(kind).reshape(pairs.shape[:-1])
 
 
 __all__ = ["BoundProgram", "TorchModel", "bound_program", "from_torch"]

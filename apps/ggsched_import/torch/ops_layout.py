@@ -342,6 +342,13 @@ def _linspace(c: Call, start: float, end: float, steps: int, dtype: Any = None, 
     return Const(np.linspace(start, end, steps).astype(dtype_by_name(dtype or "f32").host))
 
 
+@converts("fft_fftfreq", "fft_rfftfreq")
+def _frequencies(c: Call, n: int, d: float = 1.0, *, dtype: Any = None, **_: Any) -> Value:
+    filled(c, (n,), 0, "bool")
+    made = (np.fft.fftfreq if c.name == "fft_fftfreq" else np.fft.rfftfreq)(n, d)
+    return Const(made.astype(dtype_by_name(dtype or "f32").host))
+
+
 @converts("eye")
 def _eye(c: Call, n: int, m: Any = None, *_: Any, dtype: Any = None, **__: Any) -> Value:
     columns = m if isinstance(m, int) else n

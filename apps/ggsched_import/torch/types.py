@@ -1,5 +1,6 @@
 """Element types of PyTorch and of ggsched, and how PyTorch joins them."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from ggsched.errors import ModelError
 from ggsched.interchange.dlpack_import import host_array
 from ggsched.ir.dtype import dtype_by_name
-from ggsched_import.common.emit import Array, Const, widened
+from ggsched_import.common.emit import Array, Const, Value, widened
 
 _NAMES: Final = {
     "torch.float32": "f32",
@@ -26,6 +27,10 @@ _NAMES: Final = {
 }
 """bfloat16 is computed in f32: more exact, and numpy does not have it; products keep weights."""
 
+COMPLEX: Final = {"torch.complex64": "c64", "torch.complex128": "c128"}
+PART: Final = {"c64": "f32", "c128": "f64"}
+"""The type of the real and of the imaginary parts of complex numbers."""
+
 FLOATS: Final = ("f16", "f32", "f64")
 DEFAULT_FLOAT: Final = "f32"
 
@@ -39,7 +44,7 @@ def name_of(dtype: Any, where: str = "") -> str:
         ModelError: a type that ggsched does not have.
     """
     try:
-        return _NAMES[str(dtype)]
+        return _NAMES.get(str(dtype)) or COMPLEX[str(dtype)]
     except KeyError:
         raise ModelError(f"elements of type {dtype} are not supported", where=where) from None
 
@@ -47,7 +52,8 @@ def name_of(dtype: Any, where: str = "") -> str:
 def array_of(tensor: Any, where: str = "tensor") -> Array:
     """Return the elements of a ``torch.Tensor`` on the host, shared where that is possible.
 
-    Shared are contiguous tensors of all types but bfloat16, which comes as f32.
+    Shared are contiguous tensors of all types but bfloat16, which comes as f32. Complex numbers
+    come as their parts, along a last axis of extent 2.
 
     Raises:
         ModelError: a tensor without elements on the host: of another device, fake, sparse.
@@ -56,11 +62,35 @@ def array_of(tensor: Any, where: str = "tensor") -> Array:
     return widened(found) if str(tensor.dtype) == "torch.bfloat16" else found
 
 
-def const_of(tensor: Any, name: str) -> Const:
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """Complex numbers as their parts, of one type and shape."""
+
+    real: Value
+    imag: Value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.real.shape
+
+
+def const_of(tensor: Any, name: str) -> Const | Complex:
     """Return a ``torch.Tensor`` on the host as a constant; raise what ``array_of`` does."""
     if str(tensor.dtype) == "torch.bfloat16":
         return Const(None, name, _elements(tensor, name))
-    return Const(array_of(tensor, name), name)
+    return constant(array_of(tensor, name), tensor.dtype, name)
+
+
+def constant(array: Array, dtype: Any, name: str = "") -> Const | Complex:
+    """Return what ``array_of`` makes of a tensor of a type as a constant."""
+    if str(dtype) not in COMPLEX:
+        return Const(array, name)
+    parts = (np.ascontiguousarray(array[..., i]).reshape(array.shape[:-1]) for i in (0, 1))
+    real, imag = (
+        Const(part, name and f"{name} ({of})") for part, of in zip(parts, ("re", "im"), strict=True)
+    )
+    return Complex(real, imag)
 
 
 def _elements(tensor: Any, where: str) -> Array:
@@ -73,7 +103,12 @@ def _elements(tensor: Any, where: str) -> Array:
             where=where,
             hint="move the model to the CPU before the export: model.cpu()",
         )
-    found = host_array(tensor.detach().resolve_conj().resolve_neg(), where)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if str(tensor.dtype) in COMPLEX:
+        from torch import view_as_real
+
+        plain = view_as_real(plain)
+    found = host_array(plain, where)
     return found if found.flags.c_contiguous else np.ascontiguousarray(found).reshape(found.shape)
 
 

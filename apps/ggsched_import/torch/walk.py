@@ -10,7 +10,9 @@ from ggsched.errors import GgschedError, ModelError
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import user_ops
 from ggsched_import.common.emit import Const, Emitter, Value, not_supported
+from ggsched_import.common.fourier import parts_of
 from ggsched_import.torch import (  # noqa: F401
+    ops_complex,
     ops_elements,  # all register converters
     ops_indexing,
     ops_layout,
@@ -19,19 +21,12 @@ from ggsched_import.torch import (  # noqa: F401
     ops_reductions,
     ops_regions,
 )
-from ggsched_import.torch.call import CONVERTERS, Layout, Results, convert, plain
-from ggsched_import.torch.higher_order import HIGHER, MODES
-from ggsched_import.torch.types import array_of, name_of
+from ggsched_import.torch.call import CONVERTERS, OF_COMPLEX, Layout, Results, convert, plain
+from ggsched_import.torch.higher_order import HIGHER, IGNORED, MODES
+from ggsched_import.torch.types import COMPLEX, PART, Complex, array_of, constant, name_of
 
 MAX_DEPTH: Final = 32
 """Graphs inside each other."""
-
-IGNORED: Final = (
-    "_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
-    "sym_constrain_range_for_size", "_functional_assert_async", "_functional_assert_scalar",
-    "_functional_sym_constrain_range", "_functional_sym_constrain_range_for_size",
-)  # fmt: skip
-"""Ops that check what the shapes already say."""
 
 _NUMBERS: Final = ("_operator", "math", "torch", "torch.fx.experimental.sym_node")
 _DROPPED: Final = ("device", "layout", "memory_format", "Generator")
@@ -78,7 +73,9 @@ class Walk:
         found = module
         for part in str(node.target).split("."):
             found = getattr(found, part)
-        return Const(array_of(found, node.name)) if hasattr(found, "dtype") else found
+        if not hasattr(found, "dtype"):
+            return found
+        return constant(array_of(found, node.name), found.dtype)
 
     def _node(self, node: Any, known: Mapping[Any, Any], depth: int) -> Results:
         self.emit.count()
@@ -143,7 +140,7 @@ def _has_values(value: Any) -> bool:
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return any(map(_has_values, value))
-    return isinstance(value, (Const, Tensor))
+    return isinstance(value, (Const, Tensor, Complex))
 
 
 def _layout(node: Any) -> Layout | None:
@@ -156,8 +153,15 @@ def _layout(node: Any) -> Layout | None:
 
 
 def _traced(n: Any) -> int:
-    """Return an extent, or what a symbol stood for when the program was traced."""
-    return n if isinstance(n, int) else int(n.node.hint)
+    """Return an extent, or what a symbol stood for when the program was traced.
+
+    Raises:
+        ModelError: it depends on data.
+    """
+    hint = n if isinstance(n, int) else n.node.hint
+    if hint is None:
+        raise ModelError(f"the extent {n} depends on data")
+    return int(hint)
 
 
 def _is_several(node: Any) -> bool:
@@ -172,12 +176,13 @@ def _used(node: Any) -> frozenset[int]:
 
 def is_supported(node: Any) -> bool:
     """Whether a node that calls a function has a converter, or is evaluated at once."""
+    table = OF_COMPLEX if _is_complex(node) else CONVERTERS
     name = plain(str(node.target))
     base = name.rpartition(".")[0]
     module = getattr(node.target, "__module__", "") or ""
     return (
-        name in CONVERTERS
-        or base in CONVERTERS
+        name in table
+        or base in table
         or base in IGNORED
         or base in ("sym_size", "sym_numel")
         or module in _NUMBERS
@@ -205,6 +210,26 @@ def is_convertible(node: Any) -> bool:
     return True
 
 
+def given_input(
+    emit: Emitter, name: str, shape: tuple[int, ...], kind: str
+) -> tuple[Value | Complex, Tensor]:
+    """Return the value of an input, and its tensor: complex ones are pairs along a last axis."""
+    if kind not in PART:
+        tensor = emit.g.input(name, shape, kind)
+        return tensor, tensor
+    tensor = emit.g.input(name, (*shape, 2), PART[kind])
+    real, imag = parts_of(emit, tensor)
+    assert imag is not None  # of two parts
+    return Complex(real, imag), tensor
+
+
+def _is_complex(node: Any) -> bool:
+    """Whether a node has complex operands, or makes complex numbers by a ``dtype``."""
+    given = [getattr(n.meta.get("val"), "dtype", None) for n in node.all_input_nodes]
+    numbers = [a for a in node.args if isinstance(a, complex)]
+    return bool(numbers) or any(str(kind) in COMPLEX for kind in (*given, node.kwargs.get("dtype")))
+
+
 def takes_graphs(node: Any) -> bool:
     """Whether a node that calls a function has graphs among its operands."""
     return _name_of(node) in HIGHER
@@ -218,7 +243,8 @@ def _stand_in(emit: Emitter, node: Any) -> Any:
     """Return a value of the type and shape that a node had when it was traced."""
     value = node.meta.get("val")
     if hasattr(value, "dtype"):
-        return emit.g.input(node.name, tuple(map(_traced, value.shape)), name_of(value.dtype))
+        shape = tuple(map(_traced, value.shape))
+        return given_input(emit, node.name, shape, name_of(value.dtype))[0]
     return _traced(value) if hasattr(value, "node") else value
 
 
@@ -234,7 +260,9 @@ def check_ops(module: Any) -> None:
         ModelError: there are such ops.
     """
     nodes = [node for node in _calls(module) if not is_supported(node)]
-    missing = Counter(str(node.target) for node in nodes)
+    missing = Counter(
+        f"{node.target}{' on complex numbers' if _is_complex(node) else ''}" for node in nodes
+    )
     if missing:
         where = _where(nodes[0], str(nodes[0].target))
         raise not_supported(
