@@ -137,6 +137,45 @@ def test_what_is_not_supported_stays_with_pytorch(monkeypatch):
     same(found, torch.special.bessel_j0(x))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.fft.rfft(x) * 1j + 2,
+        lambda x: torch.linalg.solve(x + 9 * torch.eye(4), torch.lgamma(x[0] ** 2 + 1)),
+    ],
+    ids=["complex", "equations"],
+)
+def test_whole_graphs_of_complex_numbers_and_equations(f):
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        found = torch.compile(f, backend=backend, options={"partial": False})(x)
+    assert found.dtype == f(x).dtype
+    same(found, f(x))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.nonzero(x * 2 > 0) + 1,
+        lambda x: (x * 3)[x > 0] * 2,
+        lambda x: torch.unique((x * 2).round()) + 1,
+        lambda x: torch.bincount((x * 2).abs().long().flatten(), minlength=9) * 2.0,
+        lambda x: nn.functional.gumbel_softmax(x * 2) + 1,
+        lambda x: (x * 3).sin() + torch.special.bessel_j0(torch.complex(x, x).sin().real),
+    ],
+    ids=["nonzero", "mask", "unique", "bincount", "random", "complex"],
+)
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_shapes_by_data_and_random_numbers_stay_with_pytorch(f, is_captured):
+    x = torch.randn(4, 4)
+    captured = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=is_captured)
+    with torch.no_grad(), captured:
+        torch.manual_seed(1)
+        wanted = f(x)
+        torch.manual_seed(1)
+        same(torch.compile(f, backend=backend)(x), wanted)
+
+
 def while_below(x):
     from torch._higher_order_ops import while_loop
 

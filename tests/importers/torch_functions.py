@@ -44,13 +44,18 @@ FUNCTIONS = {
     "fmin": (torch.fmin, X, Y),
     "fmod": (torch.fmod, X, P),
     "frac": (torch.frac, X),
+    "frexp": (torch.frexp, X),
     "gcd": (torch.gcd, I, J),
     "heaviside": (torch.heaviside, X, Y),
     "hypot": (lambda x, y: torch.hypot(x, y.round()), X, Y),
     "i0": (torch.i0, X),
+    "i0e": (torch.special.i0e, X),
+    "i1": (torch.special.i1, X),
+    "i1e": (torch.special.i1e, X),
     "isclose": (lambda x: torch.isclose(x, x + 1e-9), X),
     "isneginf": (lambda p: torch.isneginf(-1 / (p - p)), P),
     "isposinf": (lambda p: torch.isposinf(1 / (p - p)), P),
+    "lcm": (torch.lcm, I, J),
     "ldexp": (torch.ldexp, X, I),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3), X, Y),
     "lgamma": (torch.lgamma, P),
@@ -58,7 +63,8 @@ FUNCTIONS = {
     "logaddexp": (torch.logaddexp, X, Y),
     "logit": (lambda p: torch.logit(p / 2), P),
     "nextafter": (torch.nextafter, X, Y),
-    "polar": (lambda p: torch.polar(p, p).abs(), P),
+    "polar": (torch.polar, P, P),
+    "polygamma": (lambda p: torch.polygamma(1, p), P),
     "rad2deg": (torch.rad2deg, X),
     "rrelu": (F.rrelu, X),
     "signbit": (torch.signbit, X),
@@ -123,6 +129,8 @@ FUNCTIONS = {
     "cdist": (torch.cdist, X, Y),
     "chain_matmul": (lambda m: torch.linalg.multi_dot([m, m, m]), M),
     "cholesky": (lambda m: torch.linalg.cholesky(m @ m.T + torch.eye(6)), M),
+    "cholesky_inverse": (lambda m: torch.cholesky_inverse(m + 9 * torch.eye(6)), M),
+    "cholesky_solve": (lambda m: torch.cholesky_solve(m, m + 9 * torch.eye(6)), M),
     "cosine_similarity": (F.cosine_similarity, X, Y),
     "cross": (lambda x: torch.linalg.cross(x[:, :3], x[:, 3:], dim=1), X),
     "det": (torch.linalg.det, M),
@@ -131,7 +139,10 @@ FUNCTIONS = {
     "kron": (torch.kron, M, M[:2, :2]),
     "matrix_power": (lambda m: torch.matrix_power(m, 3), M),
     "pairwise_distance": (F.pairwise_distance, X, Y),
+    "slogdet": (torch.linalg.slogdet, M),
     "solve": (lambda m, v: torch.linalg.solve(m, v), M, V),
+    "solve_triangular": (lambda m: torch.linalg.solve_triangular(
+        m + 9 * torch.eye(6), m, upper=True), M),
     "tensordot": (lambda x, y: torch.tensordot(x, y, ([1, 2], [1, 2])), X, Y),
     "trace": (torch.trace, M),
     # networks
@@ -140,7 +151,8 @@ FUNCTIONS = {
     "affine_grid": (lambda m: F.affine_grid(m[:2, :3][None], [1, 1, 4, 5]), M),
     "cross_entropy": (lambda m: F.cross_entropy(m[:4], IDS), M),
     "embedding_bag": (lambda m: F.embedding_bag(IDS[None], m), M),
-    "fft": (lambda x: torch.fft.rfft(x).abs(), X),
+    "fft": (torch.fft.rfft, X),
+    "fft2": (torch.fft.fft2, X),
     "flex_attention": (lambda x: flex_attention(*[x[None]] * 3), X),
     "flex_attention of functions": (lambda x: flex_attention(
         x[None], x[None, :1], x[None, :1], lambda s, b, h, q, k: s + (h + 1) * (q - k) * 0.1,
@@ -149,6 +161,8 @@ FUNCTIONS = {
     "gumbel_softmax": (F.gumbel_softmax, X),
     "huber_loss": (F.huber_loss, X, Y),
     "interpolate bicubic": (lambda s: F.interpolate(s, (5, 14), mode="bicubic"), S),
+    "irfft": (lambda x: torch.fft.irfft(torch.complex(x, x), 13), X),
+    "istft": (lambda x: torch.istft(torch.complex(x[0, :3], x[1, :3]), 4, window=HANN), X),
     "kl_div": (lambda x, p: F.kl_div(x, p, reduction="batchmean"), X, P),
     "lp_pool2d": (lambda s: F.lp_pool2d(s.abs(), 2, 2), S),
     "max_unpool2d": (lambda s: F.max_unpool2d(
@@ -159,7 +173,7 @@ FUNCTIONS = {
     "pad circular": (lambda s: F.pad(s, (2, 1, 1, 2), mode="circular"), S),
     "pixel_unshuffle": (lambda s: F.pixel_unshuffle(s[:, :, :8, :6], 2), S),
     "smooth_l1_loss": (F.smooth_l1_loss, X, Y),
-    "stft": (lambda x: torch.stft(x[0], 4, return_complex=True, window=torch.ones(4)).abs(), X),
+    "stft": (lambda x: torch.stft(x[0], 4, return_complex=True, window=HANN), X),
     "triplet_margin_loss": (F.triplet_margin_loss, X[0], Y[0], P[0]),
     "upsample trilinear": (lambda s: F.interpolate(s[None], (5, 3, 4), mode="trilinear"), S),
     # torchvision
@@ -176,6 +190,7 @@ FUNCTIONS = {
         lambda i, v: i < 3, lambda i, v: (i + 1, v * 2), (torch.tensor(0), v))[1], V),
 }  # fmt: skip
 CAUSAL = create_block_mask(lambda b, h, q, k: q > k, None, None, 6, 6, device="cpu")
+HANN = torch.hann_window(4)
 MHA = nn.MultiheadAttention(8, 2, batch_first=True).eval()
 
 
@@ -183,8 +198,6 @@ REFUSED = {
     "argwhere": "shape", "bincount": "shape", "masked_select": "shape", "nms": "shape",
     "nonzero": "shape", "unique": "shape", "fractional_max_pool2d": "random",
     "gumbel_softmax": "random",
-    "cholesky": "no op", "inverse": "no op", "solve": "no op", "digamma": "no op", "gcd": "no op",
-    "i0": "no op", "lgamma": "no op", "nextafter": "no op",
 }  # fmt: skip
 """Why; docs/how-to/run-a-pytorch-model.md explains each."""
 

@@ -16,10 +16,12 @@ from ggsched_import.torch import (  # noqa: F401
     ops_elements,  # all register converters
     ops_indexing,
     ops_layout,
+    ops_linalg,
     ops_order,
     ops_products,
     ops_reductions,
     ops_regions,
+    ops_special,
 )
 from ggsched_import.torch.call import CONVERTERS, OF_COMPLEX, Layout, Results, convert, plain
 from ggsched_import.torch.higher_order import HIGHER, IGNORED, MODES
