@@ -17,6 +17,7 @@ from ggsched_import.torch.dims import Dims
 from ggsched_import.torch.export import WHOLE
 from ggsched_import.torch.types import promoted
 from ggsched_testing.oracle.interpreter import run_oracle
+from tests.importers.torch_calls import called
 
 X = np.array([[1.5, -2.0, 3.0], [0.0, 0.5, -1.0]], np.float32)
 
@@ -198,6 +199,22 @@ def test_operands_are_joined_as_pytorch_does(operands, wanted):
 def test_bfloat16_is_widened_exactly():
     x = np.array([1.0, -0.5, 3.0, np.inf], np.float32)
     np.testing.assert_array_equal(widened((x.view(np.uint32) >> 16).astype(np.uint16)), x)
+
+
+@settings(max_examples=10)
+@given(
+    extents=st.lists(st.integers(0, 4), max_size=3),
+    size=st.integers(0, 12),
+    fill=st.integers(-2, 2),
+    seed=st.integers(0, 99),
+)
+def test_a_bounded_number_of_places_is_those_of_numpy_and_a_filler(extents, size, fill, seed):
+    x = np.random.default_rng(seed).integers(-1, 2, extents).astype(np.float32)
+    found = called("nonzero_static.default", x, size=size, fill_value=fill)
+    places = np.argwhere(x)[:size] if extents else np.empty((0, 0))
+    np.testing.assert_array_equal(found[: len(places)], places)
+    assert (found[len(places) :] == fill).all()
+    assert found.shape == (size, len(extents))
 
 
 @settings(max_examples=25)

@@ -24,8 +24,8 @@ def converted(op, args, kwargs, used=None):
         name = f"x{i}"
         value, inputs[name] = given_input(emit, name, a.shape, KINDS[a.dtype.name])
         given.append(value)
-        parts = a.reshape(*a.shape, 1).view(a.real.dtype)
-        values[name] = np.ascontiguousarray(parts if a.dtype.kind == "c" else a)
+        plain = a.reshape(*a.shape, 1).view(a.real.dtype) if a.dtype.kind == "c" else a
+        values[name] = np.ascontiguousarray(plain).reshape(plain.shape)
     made = convert(f"aten.{op}", emit, "here", given, kwargs, used)
     results = made if isinstance(made, (list, tuple)) else [made]
     program = bound_program(emit, inputs, [str(i) for i in range(len(results))], results)

@@ -89,6 +89,7 @@ FUNCTIONS = {
     "nanmedian": (lambda x: torch.nanmedian(torch.log(x)), X),
     "nanmean": (lambda x: torch.nanmean(torch.log(x), 1), X),
     "nonzero": (torch.nonzero, B),
+    "nonzero_static": (lambda b: torch.nonzero_static(b, size=60), B),
     "quantile": (lambda x: torch.quantile(x, 0.3, dim=-1), X),
     "renorm": (lambda x: torch.renorm(x, 2, 0, 1.0), X),
     "searchsorted": (lambda v, w: torch.searchsorted(v.sort()[0], w), V, W),

@@ -21,21 +21,40 @@ _REDUCTIONS: Final = {
 }  # fmt: skip
 
 
-@converts("_local_scalar_dense", "item", "nonzero", "nonzero_static", "masked_select", "unique_dim",
-          "_unique2", "unique_consecutive", "bincount", "torchvision.nms")  # fmt: skip
+@converts("_local_scalar_dense", "item", "nonzero", "masked_select", "unique_dim", "_unique2",
+          "unique_consecutive", "bincount", "torchvision.nms")  # fmt: skip
 def _depends_on_data(c: Call, self: Value, *args: Any, **given: Any) -> Value:
     if c.name in ("_local_scalar_dense", "item") and isinstance(self, Const):
         found: Any = self.array.reshape(-1)[0].item()
         return found  # type: ignore[no-any-return]
-    if c.name in ("nonzero", "nonzero_static") and isinstance(self, Const):
-        places = np.argwhere(self.array)
-        if args or given.get("size") not in (None, len(places)):
-            raise c.bad("another number of places than there are is not supported")
-        return Const(places)
+    if c.name == "nonzero" and isinstance(self, Const):
+        return Const(np.argwhere(self.array))
     raise c.bad(
         "its result is a number or a shape that depends on data, which a plan cannot know",
-        hint="use torch.where for masks, and index_select for an index in a tensor",
+        hint="use torch.where for masks, torch.nonzero_static for places, and index_select for an"
+        " index in a tensor",
     )
+
+
+@converts("nonzero_static")
+def _first_places(c: Call, self: Value, *, size: int, fill_value: int = -1) -> Value:
+    """Return the first places, in order, of elements that are not 0, and behind them a number."""
+    n, rank = prod(self.shape), len(self.shape)
+    kept = min(size, n)
+    if not kept or not rank:
+        return filled(c, (size, rank), fill_value, "i64")
+    is_set = c.reshape(c.cast(self, "bool"), (n,))
+    keys = c.nd("where", is_set, Const(np.arange(n, 0, -1)), c.const(0, "i64"))
+    order = c.nd("top_k", keys, k=kept, axis=0)
+    columns = []
+    for axis, extent in enumerate(self.shape):
+        stride = c.const(prod(self.shape[axis + 1 :]), "i64")
+        at = c.nd("mod", c.nd("div", order, stride), c.const(extent, "i64"))
+        columns.append(c.reshape(at, (kept, 1)))
+    found = c.nd("gather", is_set, order, axis=0)
+    fill = c.const(fill_value, "i64")
+    made = c.nd("where", c.reshape(found, (kept, 1)), c.concat(columns, 1), fill)
+    return c.nd("pad", made, fill, pads=(0, 0, size - kept, 0), value=True)
 
 
 @converts("embedding")
