@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 torch.manual_seed(0)
 X, Y, P = torch.randn(2, 6, 8), torch.randn(2, 6, 8), torch.rand(2, 6, 8) + 0.1
 I, J = torch.randint(1, 9, (2, 6, 8)), torch.randint(1, 9, (2, 6, 8))  # noqa: E741
+C = torch.randn(4, 3, 5, 4, dtype=torch.cfloat)
 V, W, M = torch.randn(6), torch.randn(6), torch.randn(6, 6)
 S, B = torch.randn(2, 4, 9, 7), torch.rand(2, 6, 8) > 0.5
 BOXES = torch.tensor([[0.0, 0, 4, 4], [0.5, 0, 4, 4.5], [3, 3, 8, 8], [0, 5, 3, 8]])
@@ -173,7 +174,11 @@ FUNCTIONS = {
     "nll_loss": (lambda m: F.nll_loss(m[:4], IDS), M),
     "pad circular": (lambda s: F.pad(s, (2, 1, 1, 2), mode="circular"), S),
     "pixel_unshuffle": (lambda s: F.pixel_unshuffle(s[:, :, :8, :6], 2), S),
+    "rfftfreq": (lambda v: v[:4] + torch.fft.rfftfreq(6), V),
     "smooth_l1_loss": (F.smooth_l1_loss, X, Y),
+    "spectral convolution": (lambda x, c: torch.fft.irfft2(torch.zeros(
+        2, 3, 9, 4, dtype=torch.cfloat).slice_scatter(torch.einsum(
+            "bixy,ioxy->boxy", torch.fft.rfft2(x)[..., :5, :], c), 2, 0, 5), s=(9, 7)), S, C),
     "stft": (lambda x: torch.stft(x[0], 4, return_complex=True, window=HANN), X),
     "triplet_margin_loss": (F.triplet_margin_loss, X[0], Y[0], P[0]),
     "upsample trilinear": (lambda s: F.interpolate(s[None], (5, 3, 4), mode="trilinear"), S),
