@@ -52,7 +52,8 @@ def chosen_rows(graph: Graph, node: Node) -> tuple[Tensor, Tensor] | None:
     The weight is one whole tensor and the ids are contiguous.
     """
     rows = OPS[node.op].rows
-    if rows is None or node.op == "get_rows":  # tables are looked up, and not worth a move
+    if rows is None or node.op == "get_rows" or node.params.get("of"):
+        # Tables are looked up, and not worth a move; experts that devices share stay there.
         return None
     table, ids = (graph.tensors[node.inputs[k]] for k in rows)
     is_weight = table.role is Role.WEIGHT and not table.is_view

@@ -136,6 +136,8 @@ class GraphMaker:
             raise Unlowered(OTHERWISE.get(node.op, "ggml has no such op"))
         if any(0 in o.shape for o in node.inputs):
             raise Unlowered("an operand is empty")
+        if node.params.get("of"):
+            raise Unlowered("ggml needs all experts that ids name")
         result, target = lower(self, node), self.described(out)
         is_here = result.dtype is out.dtype and prod(result.ne) == prod(out.shape)
         if lower in WRITERS:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import numpy as np
 
@@ -79,7 +79,8 @@ class _Lowered:
         """Add a node."""
         if node.op in IDS:
             ids, table, axis = IDS[node.op]
-            self._check_ids(node.label, node.inputs[ids], node.inputs[table].shape[axis])
+            rows = node.params.get("of") or node.inputs[table].shape[axis]
+            self._check_ids(node.label, node.inputs[ids], int(cast(int, rows)))
         if 0 in node.output.shape:
             return
         if node.op == "attention":

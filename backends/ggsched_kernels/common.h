@@ -40,6 +40,19 @@ FN int bad_id(int id, int count, GLOBAL i32 *fault, int code) {
   return 1;
 }
 
+/* The row that an id names in a table of `count` rows, which has those from `first` on, of `of`; -1 if it is elsewhere,
+ * or out of range, which is reported. */
+FN int row_here(int id, int first, int of, int count, GLOBAL i32 *fault, int code) {
+  int row = id - first;
+  return bad_id(id, of, fault, code) || row < 0 || row >= count ? -1 : row;
+}
+
+/* The expert of pair (t, u) in a weight with `count` of them. Ids (first expert of the weight, experts in all, T, U). */
+FN int expert_of(GLOBAL const u8 *ids, const Tens ti, int t, int u, int count, GLOBAL i32 *fault, int code) {
+  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  return row_here(id, ti.n[0], ti.n[1], count, fault, code);
+}
+
 /* Elements i of [from, to) in VECTOR steps where `unit` says that all lie side by side, the rest
  * one by one. */
 #define ELEMENTS(i, from, to, unit, VECTOR, ITEM)                                   \

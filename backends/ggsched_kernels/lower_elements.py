@@ -6,7 +6,7 @@ from ggsched.backend.program import Operand
 from ggsched.errors import UsageError
 from ggsched.ir.dtype import F16, F32, I32, KV_DTYPES
 from ggsched_kernels.calls import CODE, FAULT, Window, f32, i32, merged, window, window_of
-from ggsched_kernels.lowering_context import LoweringContext, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, experts_of, weight_define
 
 # Numbers of ops within a kernel, as in elementwise.cl, and the parameters that they take.
 UNARY: Final = {
@@ -119,7 +119,9 @@ def lower_add_id(site: LoweringContext) -> None:
     y = window(site.node.output)
     groups, span = site.parts(y.rows, y.shape[-1])
     tensors = (*window(x).args, *window(bias).args, *_with_last_axis(ids).args, *y.args)
-    site.call("rows", "add_id", (*tensors, span, FAULT, CODE), groups, **weight_define(F32))
+    experts = [i32(n) for n in experts_of(site.node)[:2]]
+    args = (*tensors, span, *experts, FAULT, CODE)
+    site.call("rows", "add_id", args, groups, **weight_define(F32))
 
 
 def _with_last_axis(ids: Operand) -> Window:

@@ -26,7 +26,7 @@ from ggsched_kernels.chains import Groups, Site
 from ggsched_kernels.lower_matrix import ROWS_AT_ONCE, is_along_sum
 from ggsched_kernels.lower_reductions import rope_arguments, row_lanes
 from ggsched_kernels.lower_warps import fits_in_place, has_pieces, ids_window, lower_rows
-from ggsched_kernels.lowering_context import LoweringContext, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, experts_of, weight_define
 
 Nodes = Sequence[BoundNode]
 MAX_WEIGHTS: Final = 3  # of one call
@@ -89,26 +89,27 @@ def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
     product, add = nodes
     w, x, ids = product.inputs
     made, bias, again = add.inputs
-    if made != product.output or ids != again or bias.shape[0] != w.shape[0]:
+    if made != product.output or ids != again or experts_of(add) != experts_of(product):
         return False
     if not _is_small(w, x, site, ids):
         return False
-    return _product(site, "matvec_id_add", (w,), x, ids, window(bias).args)
+    return _product(site, "matvec_id_add", (w,), x, product, window(bias).args)
 
 
 def _gated(nodes: Nodes, site: LoweringContext) -> bool:
     gate, up, _ = nodes
     w, x, *given = gate.inputs
     v, ids = up.inputs[0], given[0] if given else None
-    if not _are_alike(nodes, w, v):
+    if not _are_alike(nodes, w, v) or (given and experts_of(up) != experts_of(gate)):
         return False
+    chosen = gate if given else None
     if _is_in_place(w, x, site, ids) and fits_in_place(v, x):
         y = site.node.output
-        lower_rows(site, [(w, y), (v, y)], x, ids, is_gated=True)
+        lower_rows(site, [(w, y), (v, y)], x, chosen, is_gated=True)
         return True
     if not _is_small(w, x, site, ids):
         return False
-    return _product(site, "matvec_id_gated" if given else "matvec_gated", (w, v), x, ids)
+    return _product(site, "matvec_id_gated" if given else "matvec_gated", (w, v), x, chosen)
 
 
 def _product(
@@ -116,17 +117,17 @@ def _product(
     kernel: str,
     weights: Sequence[Operand],
     x: Operand,
-    ids: Operand | None,
+    chosen: BoundNode | None,
     more: Sequence[Arg] = (),
 ) -> bool:
     """Call a kernel that computes the last node of a group from products of ``x``."""
     y, define = window(site.node.output), weight_define(weights[0].dtype)
     read = (*(arg for w in weights for arg in window(w).args), *site.contiguous(x).args)
-    if ids is None:
+    if chosen is None:
         rows, args = y.shape[0] * y.shape[1], (*read, *more, *y.args)
     else:
-        rows = ids.shape[0] * ids.shape[1]
-        args = (*read, *ids_window(ids).args, *more, *y.args, FAULT, CODE)
+        rows = prod(chosen.inputs[2].shape)
+        args = (*read, *ids_window(chosen).args, *more, *y.args, FAULT, CODE)
     grid = (-(-y.shape[-1] // ROWS_AT_ONCE), rows, 1)
     site.call("matvec", kernel, args, grid, **define)
     site.launched(Launch.IN_TURN)

@@ -7,7 +7,7 @@ from ggsched.backend.program import Operand
 from ggsched.ir.dtype import MXFP4, DType
 from ggsched_kernels.calls import CODE, FACTOR, FAULT, ROUTE, Window, i32, i64, window
 from ggsched_kernels.lower_warps import PIECE, ids_window, is_in_place, lower_by_warps
-from ggsched_kernels.lowering_context import LoweringContext, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, experts_of, weight_define
 
 ROWS_AT_ONCE = 4  # rows of the weight that a group of matvec.cl takes
 VECTORS_AT_ONCE = 4  # vectors of a row that a lane of matvec_columns takes
@@ -55,7 +55,7 @@ def lower_mul_mat_id(site: LoweringContext) -> None:
     weight = _aligned(site, window(w), a, w.dtype)
     if pairs <= max(2 * p.few_rows, experts // 2) and is_along_sum(w):
         groups = (-(-columns // ROWS_AT_ONCE), pairs, 1)
-        chosen = (*window(w).args, *a.args, *ids_window(ids).args, *y.args, FAULT, CODE)
+        chosen = (*window(w).args, *a.args, *ids_window(site.node).args, *y.args, FAULT, CODE)
         site.call("matvec", "matvec_id", chosen, groups, **weight)
         return
     if _fits_halves(site):
@@ -77,8 +77,9 @@ def prepare_route(site: LoweringContext, rows: int = 0) -> int:
     rows = rows or site.profile.tile_rows
     experts, pairs = w.shape[0], ids.shape[0] * ids.shape[1]
     tiles = experts + 1 + pairs // rows
-    if site.retained.prepare(ROUTE, ids, ("matmul", experts, rows), 4 * (3 * tiles + pairs)):
-        listing = (*ids_window(ids).args, ROUTE, i32(experts), FAULT, CODE)
+    how = ("matmul", rows, experts_of(site.node))
+    if site.retained.prepare(ROUTE, ids, how, 4 * (3 * tiles + pairs)):
+        listing = (*ids_window(site.node).args, ROUTE, i32(experts), FAULT, CODE)
         defines = {**_tile_defines(site), **weight_define(w.dtype), "BM": rows}
         site.call("matmul", "list_rows", listing, (experts + 1, 1, 1), **defines)
     return tiles

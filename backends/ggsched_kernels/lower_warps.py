@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ggsched.backend.program import Operand
+from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import Q4_0, Q8_0, DType
 from ggsched_kernels.block_bytes import BYTE_BLOCKS, alignment_of, sums_of_piece
 from ggsched_kernels.calls import (
@@ -26,7 +26,7 @@ from ggsched_kernels.calls import (
     window,
     window_of,
 )
-from ggsched_kernels.lowering_context import LoweringContext, weight_define
+from ggsched_kernels.lowering_context import LoweringContext, experts_of, weight_define
 
 WARP: Final = 32
 PIECE: Final = 16  # bytes of a vector load
@@ -75,10 +75,12 @@ def lower_by_warps(site: LoweringContext) -> bool:
     return False
 
 
-def ids_window(ids: Operand) -> Window:
-    """Return the ids of chosen experts with four axes."""
+def ids_window(node: BoundNode) -> Window:
+    """Return the ids of a product with experts; the first two extents are ``experts_of``."""
+    first, of, _ = experts_of(node)
+    ids = node.inputs[2]
     (t, u), (st, su) = ids.shape, ids.strides
-    return window_of(ids, (1, 1, t, u), (0, 0, st, su))
+    return window_of(ids, (first, of, t, u), (0, 0, st, su))
 
 
 # --- what fits --------------------------------------------------------------------------------
@@ -158,15 +160,16 @@ def is_in_place(w: Operand) -> bool:
 
 
 def _lower_rows(site: LoweringContext) -> None:
-    w, x, *ids = site.node.inputs
-    lower_rows(site, [(w, site.node.output)], x, *ids)
+    w, x, *_ = site.node.inputs
+    chosen = site.node if site.node.op == "mul_mat_id" else None
+    lower_rows(site, [(w, site.node.output)], x, chosen)
 
 
 def lower_rows(
     site: LoweringContext,
     parts: Sequence[tuple[Operand, Operand]],
     x: Operand,
-    ids: Operand | None = None,
+    chosen: BoundNode | None = None,
     *,
     added: Operand | None = None,
     is_gated: bool = False,
@@ -178,16 +181,16 @@ def lower_rows(
         site: Where to.
         parts: Weights, and what their products with ``x`` become; at most three.
         x: Rows.
-        ids: Experts, if these are chosen.
+        chosen: A product whose ids choose experts, if there are any.
         added: What is added to the one product.
         is_gated: Whether two weights of one shape make one result, that of ``swiglu``.
         normed: What the norms of the rows are multiplied with, where that goes, and epsilon, if
             products are to be those of norms.
     """
     w, y = parts[0][0], window(parts[0][1])
-    is_single = ids is None and len(parts) == 1 and added is None and normed is None
+    is_single = chosen is None and len(parts) == 1 and added is None and normed is None
     joined = _joined(w, x) if is_single else 1
-    vectors = 1 if ids is not None else (joined if joined > 1 else y.shape[2])
+    vectors = 1 if chosen is not None else (joined if joined > 1 else y.shape[2])
     rows = [v.shape[-2] for v, _ in parts]
     cut = _cut_rows(site, w, sum(rows), vectors)
     if is_gated:
@@ -206,9 +209,9 @@ def lower_rows(
         more += [window(normed[0]), window(normed[1])]
     tail = tuple(arg for place in more for arg in place.args)
     tail += (f32(normed[2]),) if normed is not None else ()
-    if ids is not None:
+    if chosen is not None:
         groups = (across, y.shape[1] * y.shape[2], 1)
-        tensors = (*window(w).args, *window(x).args, *ids_window(ids).args, *y.args)
+        tensors = (*window(w).args, *window(x).args, *ids_window(chosen).args, *y.args)
         site.call(
             "matvec_rows", "matvec_rows_id", (*tensors, FAULT, CODE, *tail), groups, **defines
         )
@@ -417,8 +420,8 @@ WAYS: Final[tuple[Way, ...]] = (
 
 
 def _chosen_args(site: LoweringContext) -> tuple[Arg, ...]:
-    w, x, ids = site.node.inputs
-    tensors = (*window(w).args, *window(x).args, *ids_window(ids).args)
+    w, x, _ = site.node.inputs
+    tensors = (*window(w).args, *window(x).args, *ids_window(site.node).args)
     return (*tensors, *window(site.node.output).args, FAULT, CODE)
 
 

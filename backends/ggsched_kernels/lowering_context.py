@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import Final, cast
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.dtype import DType
@@ -123,3 +123,10 @@ def weight_define(dtype: DType) -> dict[str, str | int]:
     """Return the definition that makes ``weights.h`` read a type; i32 is moved as f32."""
     name = "f32" if dtype.name == "i32" else dtype.name
     return {f"W_{name.upper()}": 1}
+
+
+def experts_of(node: BoundNode) -> tuple[int, int, int]:
+    """Return the first row that the table of a node with ids has, of how many, and its rows."""
+    count = node.inputs[0 if node.op == "mul_mat_id" else 1].shape[0]
+    first, of = (int(cast(int, node.params.get(name, 0))) for name in ("first", "of"))
+    return first, of or count, count

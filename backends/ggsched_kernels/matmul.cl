@@ -181,7 +181,7 @@ KERNEL(matmul)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL 
 
 /* For mul_mat_id: which rows go to which expert. `route` gets for each tile its expert, where its rows
  * begin, and how many there are, at most BM; then the rows t * U + u, sorted by expert and by number.
- * Rows whose id is out of range go to one more expert. Groups: (experts + 1), each for one expert,
+ * Rows whose expert is elsewhere go to one more. Groups: (experts + 1), each for one expert,
  * which counts the rows that experts before it have and so knows where its own begin; a lane looks
  * after a stretch of the rows. The tiles of an expert begin at FIRST_TILE, which leaves room for as many
  * as those before it can have; what is left over has no rows. */
@@ -189,8 +189,8 @@ KERNEL(matmul)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL 
 #define TILES_MAX(experts, pairs) FIRST_TILE((experts) + 1, pairs)
 #define EACH_ROW(body)                                                             \
   for (int p = from, t = from / ti.n[3], u = from % ti.n[3]; p < to; p++) {        \
-    int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);                   \
-    int e = id < 0 || id >= experts ? experts : id;                                \
+    int here = expert_of(ids, ti, t, u, experts, fault, code);                     \
+    int e = here < 0 ? experts : here;                                             \
     body;                                                                          \
     if (++u == ti.n[3]) u = 0, t++;                                                \
   }
@@ -203,7 +203,6 @@ KERNEL(list_rows)(GLOBAL const u8 *ids, Tens ti, GLOBAL i32 *route, int experts,
   EACH_ROW({
     less += e < expert;
     equal += e == expert;
-    if (expert == experts) bad_id(id, experts, fault, code);
   })
   before[LANE] = less;
   mine[LANE] = equal;

@@ -104,9 +104,9 @@ KERNEL(matvec_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOB
   LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
   int rows = MIN(4, tw.n[2] - n0);
-  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  int id = expert_of(ids, ti, t, u, tw.n[1], fault, code);
   GLOBAL u8 *yr = y + ty.off + t * ty.s[1] + u * ty.s[2] + n0 * ty.s[3];
-  if (bad_id(id, tw.n[1], fault, code)) {
+  if (id < 0) {
     for (int i = LANE; i < rows; i += LANES) F32_AT(yr + i * ty.s[3]) = 0.0f;
     return;
   }
@@ -160,9 +160,9 @@ KERNEL(matvec_id_add)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, 
   LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
   int rows = MIN(4, tw.n[2] - n0);
-  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  int id = expert_of(ids, ti, t, u, tw.n[1], fault, code);
   GLOBAL u8 *yr = y + ty.off + t * ty.s[1] + u * ty.s[2] + n0 * ty.s[3];
-  if (bad_id(id, tw.n[1], fault, code)) {
+  if (id < 0) {
     for (int i = LANE; i < rows; i += LANES) F32_AT(yr + i * ty.s[3]) = 0.0f;
     return;
   }
@@ -180,9 +180,9 @@ KERNEL(matvec_id_gated)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *v, Tens tv
   LOCAL float scratch[4 * LANES];
   int n0 = GROUP(0) * 4, t = GROUP(1) / ti.n[3], u = GROUP(1) % ti.n[3];
   int rows = MIN(4, tw.n[2] - n0);
-  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
+  int id = expert_of(ids, ti, t, u, tw.n[1], fault, code);
   GLOBAL u8 *yr = y + ty.off + t * ty.s[1] + u * ty.s[2] + n0 * ty.s[3];
-  if (bad_id(id, tw.n[1], fault, code)) {
+  if (id < 0) {
     for (int i = LANE; i < rows; i += LANES) F32_AT(yr + i * ty.s[3]) = 0.0f;
     return;
   }

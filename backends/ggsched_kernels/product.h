@@ -67,22 +67,21 @@ FN Product batch_product(GLOBAL const u8 *w, const Tens tw, GLOBAL const u8 *x, 
   return p;
 }
 
-/* That of pair (t, u) of mul_mat_id, w[ids[t, u]] (1, E, n, k), x (1, T, U or 1, k), y (1, T, U, n); for an id
- * out of range an empty sum, which is zeros. */
+/* That of pair (t, u) of mul_mat_id, w[ids[t, u]] (1, E, n, k), x (1, T, U or 1, k), y (1, T, U, n); for an
+ * expert that is elsewhere an empty sum, which is zeros. */
 FN Product chosen_product(GLOBAL const u8 *w, const Tens tw, GLOBAL const u8 *x, const Tens tx,
                           GLOBAL const u8 *ids, const Tens ti, GLOBAL u8 *y, const Tens ty, int pair,
                           GLOBAL i32 *fault, int code) {
   int t = pair / ti.n[3], u = pair % ti.n[3];
-  int id = READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]);
-  int bad = bad_id(id, tw.n[1], fault, code);
+  int expert = expert_of(ids, ti, t, u, tw.n[1], fault, code);
   Product p;
-  p.w = w + tw.off + (bad ? 0 : id) * tw.s[1];
+  p.w = w + tw.off + MAX(0, expert) * tw.s[1];
   p.sw = tw.s[2];
   p.sx = 0;
   p.x = x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2];
   p.sy_column = 0, p.sy_row = ty.s[3];
   p.y = y + ty.off + t * ty.s[1] + u * ty.s[2];
-  p.rows = tw.n[2], p.columns = 1, p.nk = bad ? 0 : tx.n[3];
+  p.rows = tw.n[2], p.columns = 1, p.nk = expert < 0 ? 0 : tx.n[3];
   p.group = GROUP(0), p.groups = 1;
   return p;
 }

@@ -94,16 +94,16 @@ KERNEL(set_rows)(GLOBAL u8 *dst, Tens td, GLOBAL const u8 *src, Tens ts, GLOBAL 
   }
 }
 
-/* y[t, u] = x[t, u] + bias[ids[t, u]]; y may be x. `bias` (1, 1, E, n), `ids` (1, T, U, 1). */
+/* y[t, u] = x[t, u] + bias[ids[t, u] - first], or x[t, u] if that row is elsewhere; y may be x. `bias` (1, 1, E, n), `ids` (1, T, U, 1). */
 KERNEL(add_id)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *bias, Tens tb, GLOBAL const u8 *ids,
-               Tens ti, GLOBAL u8 *y, Tens ty, int span, GLOBAL i32 *fault, int code) {
+               Tens ti, GLOBAL u8 *y, Tens ty, int span, int first, int of, GLOBAL i32 *fault, int code) {
   int from = PART * span, to = MIN(from + span, ty.n[3]), row = ROW;
-  int id = READ_I32(ids + row_offset(ti, row));
+  int id = row_here(READ_I32(ids + row_offset(ti, row)), first, of, tb.n[2], fault, code);
   GLOBAL const u8 *xr = x + row_offset(tx, row);
   GLOBAL u8 *yr = y + row_offset(ty, row);
   i64 sx = tx.s[3], sb = tb.s[3], sy = ty.s[3];
-  if (bad_id(id, tb.n[2], fault, code)) {
-    for (int i = from + LANE; i < to; i += LANES) F32_AT(yr + i * sy) = 0.0f;
+  if (id < 0) {
+    for (int i = from + LANE; i < to; i += LANES) F32_AT(yr + i * sy) = READ_F32(xr + i * sx);
     return;
   }
   GLOBAL const u8 *br = bias + tb.off + id * tb.s[2];

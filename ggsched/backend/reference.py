@@ -54,7 +54,8 @@ def _parts(
             some = slice(first, first + step)
             yield [w[..., some, :], x], out[..., some]
         return
-    if op.rows is not None and (op.name != "get_rows" or inputs[0].ndim == 2):
+    is_whole = op.name != "get_rows" or inputs[0].ndim == 2
+    if op.rows is not None and is_whole and not node.params.get("of"):
         table, ids = op.rows
         check_ids(inputs[ids], len(inputs[table]))
         used, places = np.unique(inputs[ids], return_inverse=True)

@@ -29,27 +29,28 @@ def _mul_mat(w: Array, x: Array) -> Array:
     return np.asarray(x @ np.swapaxes(w, -1, -2))
 
 
-def _chosen(x: Sequence[Operand]) -> tuple[str, Shape]:
+def _chosen(x: Sequence[Operand], first: int, of: int) -> tuple[str, Shape]:
     w, a, ids = (t.shape for t in x)
     fits = len(w) == len(a) == 3 and len(ids) == 2 and w[2] == a[2] and a[0] == ids[0]
     need(fits and a[1] in (1, ids[1]), "needs w (E, n, k), x (T, U or 1, k), ids (T, U)")
+    need(0 <= first <= of - w[0] if of else not first, "first and of: experts are not there")
     return "f32", (*ids, w[1])
 
 
-def _mul_mat_id(w: Array, x: Array, ids: Array) -> Array:
-    check_ids(ids, w.shape[0])
-    out = np.empty((*ids.shape, w.shape[1]), x.dtype)
+def _mul_mat_id(w: Array, x: Array, ids: Array, first: int, of: int) -> Array:
+    check_ids(ids, of or w.shape[0])
+    out = np.zeros((*ids.shape, w.shape[1]), x.dtype)
     rows = np.broadcast_to(x, (*ids.shape, x.shape[2]))
-    for expert in np.unique(ids):
-        out[ids == expert] = rows[ids == expert] @ w[expert].T
+    for expert in {*np.unique(ids)} & {*range(first, first + w.shape[0])}:
+        out[ids == expert] = rows[ids == expert] @ w[expert - first].T
     return out
 
 
-def _touched(x: Sequence[Operand], result: Operand) -> float:
+def _touched(x: Sequence[Operand], result: Operand, first: int, of: int) -> float:
     """Return the bytes of a product with chosen experts: of the weights those it can take."""
     w, rows, ids = x
-    taken = min(w.shape[0], max(1, ids.size))
-    return result.nbytes + rows.nbytes + ids.nbytes + w.nbytes * (taken / max(1, w.shape[0]))
+    share = min(1.0, max(1, ids.size) / max(1, of or w.shape[0]))
+    return result.nbytes + rows.nbytes + ids.nbytes + w.nbytes * share
 
 
 class Products(Protocol):
@@ -64,8 +65,12 @@ class Products(Protocol):
     mul_mat_id: ClassVar[Method] = method(
         op("mul_mat_id", "w:float", "x", "ids:i32", rows=(0, 2), rule=_chosen,
            reference=_mul_mat_id, family=PRODUCTS, nbytes=_touched,
-           flops=lambda w, x, ids: 2.0 * (prod(ids) * w[1]) * w[-1],
-           doc="Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n)."),
+           first=0, of=0,
+           flops=lambda w, x, ids, first, of: (
+               2.0 * prod(ids) * w[1] * w[-1] * (w[0] / of if of else 1)
+           ),
+           doc="Return ``x[t, u] @ w[ids[t, u]].T``: w (E, n, k), x (T, U or 1, k) -> (T, U, n). "
+               "If w has the experts from ``first`` on, of ``of``, rows of others become 0."),
         'experts, ids = g.weight("experts", (8, 32, 64)), g.input("chosen", (4, 2), "i32")',
         "g.mul_mat_id(experts, g.reshape(x, 4, 1, 64), ids).shape", "(4, 2, 32)",
     )  # fmt: skip

@@ -118,8 +118,8 @@ class OpDef:
             element.
         sequential: ``sequential(*shapes, **params)`` returns how many parts of a node run one after
             another, each with a latency of its own, or None for one.
-        nbytes: ``nbytes(operands, result)`` returns the bytes that a node reads and writes, or None
-            for all of its operands and result.
+        nbytes: ``nbytes(operands, result, **params)`` returns the bytes that a node reads and
+            writes, or None for all of its operands and result.
         decompose: ``decompose(g, *operands, **params)`` adds nodes of other ops to a builder and
             returns the result; None where the op cannot be decomposed.
         sharding: Rule of ``ggsched_shard.rules``; empty: that of the op's name, if any.
@@ -151,7 +151,7 @@ class OpDef:
     family: str | Callable[..., str] = ELEMENTS
     flops: Callable[..., float] | None = None
     sequential: Callable[..., float] | None = None
-    nbytes: Callable[[Sequence[Operand], Operand], float] | None = None
+    nbytes: Callable[..., float] | None = None
     decompose: Callable[..., Any] | None = None
     sharding: str = ""
     bound: Callable[..., tuple[float, float]] | None = None
@@ -233,7 +233,7 @@ def along_rows(x: Sequence[Operand], **_: Param) -> tuple[str, Shape]:
     return same(x)
 
 
-def gathered(x: Sequence[Operand], result: Operand) -> float:
+def gathered(x: Sequence[Operand], result: Operand, **_: Param) -> float:
     """Bytes of an op that reads of operand 0 what it writes, and all of the others."""
     return 2.0 * result.nbytes + sum(t.nbytes for t in x[1:])
 

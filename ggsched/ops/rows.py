@@ -65,16 +65,26 @@ def _set_rows(*_: Array) -> Array:
     raise NotImplementedError  # leaves bytes alone, see ``ggsched.backend.elements.set_rows``
 
 
-def _added(x: Sequence[Operand]) -> tuple[str, Shape]:
+def _added(x: Sequence[Operand], first: int, of: int) -> tuple[str, Shape]:
     a, bias, ids = x
     fits = len(a.shape) == 3 and len(bias.shape) == 2 and a.shape[:2] == ids.shape
     need(fits and a.shape[2] == bias.shape[1], "needs x (T, U, n), bias (E, n), ids (T, U)")
+    need(0 <= first <= of - bias.shape[0] if of else not first, "first and of: rows are not there")
     return same(x)
 
 
-def _add_id(x: Array, bias: Array, ids: Array) -> Array:
-    check_ids(ids, bias.shape[0])
-    return np.asarray(x + bias[ids])
+def _add_id(x: Array, bias: Array, ids: Array, first: int, of: int) -> Array:
+    check_ids(ids, of or bias.shape[0])
+    behind = max(0, of - first - bias.shape[0])
+    return np.asarray(x + np.pad(bias, ((first, behind), (0, 0)))[ids])
+
+
+def _with_rows_of_ids(g: Any, x: Any, bias: Any, ids: Any, first: int, of: int) -> Any:
+    if of > bias.shape[0]:
+        ends = [g.constant(np.zeros((n, bias.shape[1]), "f")) for n in (first or 1, of)]
+        padded, start = g.concat(g.concat(ends[0], bias, axis=0), ends[1], axis=0), int(not first)
+        bias = g.rows(padded, start, start + of)
+    return g.add(x, g.get_rows(bias, ids))
 
 
 def _rms_norm(x: Array, eps: float) -> Array:
@@ -150,22 +160,23 @@ class Rows(Protocol):
 
     get_rows: ClassVar[Method] = method(
         op("get_rows", "table:float|i32", "ids:i32", rows=(0, 1), rule=_taken, reference=_get_rows,
-           family="gather", flops=nothing, nbytes=lambda x, result: 2.0 * result.nbytes,
+           family="gather", flops=nothing, nbytes=lambda x, result, **_: 2.0 * result.nbytes,
            doc=_TAKEN),
         "g.get_rows(w, np.array([3, 1], np.int32)).shape", "(2, 64)",
     )  # fmt: skip
     set_rows: ClassVar[Method] = method(
         op("set_rows", "dst:kv", "src", "ids:i32", through=0, partial=True, rule=_set,
            reference=_set_rows, family="scatter", flops=nothing,
-           nbytes=lambda x, result: 2.0 * x[1].nbytes,
+           nbytes=lambda x, result, **_: 2.0 * x[1].nbytes,
            doc="Write ``dst[ids[i]] = src[i]`` through ``dst``; ids must differ from each other."),
         'cache, ids = g.state("rows", (128, 64), "f16"), g.input("at", (4,), "i32")',
         "g.set_rows(cache, x, ids).shape  # the whole cache, afterwards", "(128, 64)",
     )  # fmt: skip
     add_id: ClassVar[Method] = method(
         op("add_id", "x", "bias", "ids:i32", over=(0,), rows=(1, 2), rule=_added, reference=_add_id,
-           decompose=lambda g, x, bias, ids: g.add(x, g.get_rows(bias, ids)),
-           doc="Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U)."),
+           decompose=_with_rows_of_ids, first=0, of=0,
+           doc="Return ``x + bias[ids]``: x (T, U, n), bias (E, n), ids (T, U). If bias has the "
+               "rows from ``first`` on, of ``of``, nothing is added for others."),
         'bias, ids = g.weight("bias", (8, 64)), g.input("of", (4, 1), "i32")',
         "g.add_id(g.reshape(x, 4, 1, 64), bias, ids).shape", "(4, 1, 64)",
     )  # fmt: skip

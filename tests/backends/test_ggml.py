@@ -212,10 +212,12 @@ def test_nodes_get_operands_that_ggml_does_not_abort_on(op, inputs, output, node
     [
         ("mul_mat", [operand(3, 0), operand(2, 0)], {}, "an operand is empty"),
         ("gelu", [operand(4)], {}, "table of f16"),
+        ("mul_mat_id", [operand(2, 3, 4), operand(2, 1, 4), operand(2, 1, dtype=I32)],
+         {"first": 1, "of": 5}, "needs all experts"),
         ("argsort", [operand(4)], {}, "equal elements"),
         ("attention", [operand(6, 2, 8)] * 3 + [operand(3, 6)], {"mask": True}, "masks to f16"),
     ],
-)
+)  # fmt: skip
 def test_nodes_that_ggml_computes_otherwise_are_not_given_to_it(op, inputs, params, words):
     with pytest.raises(Unlowered, match=words):
         lowered(op, inputs, operand(2, 3), **params)

@@ -26,6 +26,11 @@ class Chosen:
     rows: int = 19
     each: bool = False  # whether each expert has a row of its own
     units: int = 6
+    of: int = 0  # experts in all, if weights have some of them, from number 2 on
+
+    @property
+    def here(self):
+        return {"first": 2, "of": self.of} if self.of else {}
 
 
 EXPERTS = 5
@@ -38,8 +43,10 @@ def experts(c):
     ids = g.input("ids", (c.tokens, c.used), I32)
 
     def side(name, has_bias):
-        y = g.mul_mat_id(g.weight(name, (EXPERTS, c.rows, c.k), dtype_by_name(c.kind)), x, ids)
-        return g.add_id(y, g.weight(f"{name}.bias", (EXPERTS, c.rows), F32), ids) if has_bias else y
+        w = g.weight(name, (EXPERTS, c.rows, c.k), dtype_by_name(c.kind))
+        y = g.mul_mat_id(w, x, ids, **c.here)
+        bias = g.weight(f"{name}.bias", (EXPERTS, c.rows), F32) if has_bias else None
+        return g.add_id(y, bias, ids, **c.here) if has_bias else y
 
     match c.form:
         case "product":
@@ -60,7 +67,7 @@ def experts(c):
 def run_experts(runner, c, wrong=None):
     """Run a case, perhaps with one id out of range; return graph, memory and values."""
     graph, groups = experts(c)
-    values = values_of(graph, bound=EXPERTS)
+    values = values_of(graph, bound=c.of or EXPERTS)
     given = {**values, "ids": values["ids"].copy()}
     if wrong is not None:
         given["ids"][-1, -1] = wrong
@@ -77,6 +84,9 @@ CHOSEN = [
     Chosen("biased", "bf16", each=True),
     Chosen("scaled", "mxfp4", 2880, tokens=2, each=True, rows=5),
     Chosen("swiglu", "f16", 320, used=3),
+    Chosen("scaled", "q8_0", 96, tokens=2, used=3, of=12),
+    Chosen("product", "bf16", 64, used=5, each=True, units=12, of=9),
+    Chosen("swiglu", "q8_0", 96, used=4, of=30),
     Chosen("swiglu_oai", "mxfp4", 288, tokens=2, used=3),
     Chosen("swiglu", "q4_k", 512, used=3),
     Chosen("scaled", "q6_k", 256, each=True),
@@ -103,11 +113,13 @@ def test_experts(runner, case):
 
 
 @pytest.mark.parametrize("case", CHOSEN[2:], ids=str)
-@pytest.mark.parametrize("wrong", [-1, EXPERTS, 1 << 30, -(1 << 31)])
+@pytest.mark.parametrize("wrong", [-1, None, 1 << 30, -(1 << 31)])
 def test_a_bad_id(runner, case, wrong):
     """It is reported, nothing is fetched that is not an operand, and all others are right."""
+    count = case.of or EXPERTS
+    wrong = count if wrong is None else wrong
     graph, memory, values = run_experts(runner, case, wrong)
-    assert runner.fault[:3].tolist() == [7, wrong, EXPERTS]
+    assert runner.fault[:3].tolist() == [7, wrong, count]
     (got,), (wanted,) = results(graph, memory).values(), run_oracle(graph, values).values()
     size = float(np.max(np.abs(wanted)))
     pairs = (case.tokens * case.used, case.rows)

@@ -33,6 +33,7 @@ class Case:
     what: str = "plain"
     rows: int = 9
     units: int = 6
+    here: tuple[int, int] = (0, 0)  # the first expert that weights have, and how many
 
 
 def graph_of(c):
@@ -43,11 +44,13 @@ def graph_of(c):
     shares = g.soft_max(g.reshape(picked, c.tokens, c.used), scale=c.scale)
 
     def side(name):
-        w = g.weight(name, (c.experts, c.rows, c.k), dtype_by_name(c.kind))
-        y = g.mul_mat_id(w, x, ids)
+        first, count = c.here if c.here[1] else (0, c.experts)
+        here = {"first": first, "of": c.experts} if c.here[1] else {}
+        w = g.weight(name, (count, c.rows, c.k), dtype_by_name(c.kind))
+        y = g.mul_mat_id(w, x, ids, **here)
         if c.pattern == PLAIN:
             return y
-        return g.add_id(y, g.weight(f"{name}.bias", (c.experts, c.rows), F32), ids)
+        return g.add_id(y, g.weight(f"{name}.bias", (count, c.rows), F32), ids, **here)
 
     gate, up = side("gate"), side("up")
     made = (
@@ -77,6 +80,8 @@ CASES = [
     Case(tokens=2, what="ties"),
     Case(experts=32, used=4, what="infinite", scale=0.5),
     Case(experts=128, used=8, units=16, rows=5),
+    Case(experts=32, used=4, units=16, here=(16, 16)),
+    Case(PLAIN, tokens=2, experts=33, used=3, here=(1, 3)),
 ]
 SLOW = [
     *(Case(pattern, what=what, tokens=tokens, experts=experts, used=used, units=16)

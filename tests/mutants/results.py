@@ -58,6 +58,38 @@ class TiesInAnyOrder(MutatedCalls):
         return sort
 
 
+def _elsewhere(op: str, nodes: Sequence[BoundNode]) -> list[tuple[list[Array], int]]:
+    """Return operands and result of nodes whose tables have some rows, and the first of these."""
+    found = [n for n in nodes if n.op == op and n.params["of"]]
+    return [
+        ([bind_host(o) for o in (*n.inputs, n.output)], int(str(n.params["first"]))) for n in found
+    ]
+
+
+@breaks("LCH-3", "Rows of experts that are elsewhere are not written.", CPU)
+class RowsOfOthersAreLeft(MutatedCalls):
+    """What was there before stays there."""
+
+    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
+        def spoil() -> None:
+            for (w, _, ids, out), first in _elsewhere("mul_mat_id", nodes):
+                out[(ids < first) | (ids >= first + len(w))] = 1.0
+
+        return spoil
+
+
+@breaks("LCH-3", "The nearest row is added where that of the id is elsewhere.", CPU)
+class NearestBiasIsAdded(MutatedCalls):
+    """The id is clamped."""
+
+    def after(self, nodes: Sequence[BoundNode], stream: Stream) -> Action:
+        def spoil() -> None:
+            for (_, bias, ids, out), first in _elsewhere("add_id", nodes):
+                out[ids < first] += bias[0]
+
+        return spoil
+
+
 @breaks("LCH-3", "Ids out of range are clamped.", CPU)
 class BadIdsAreClamped(BaseDevice):
     """The launch goes on with another row."""

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from ggsched.errors import DeviceFault, GraphError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F16, F32, I32, DType
+from ggsched.ir.dtype import BF16, F16, F32, I32, Q4_K, Q8_0, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Tensor
 from ggsched_testing.conformance.case import case
+from ggsched_testing.conformance.cases_ops import check_graph
 from ggsched_testing.conformance.context import TestContext
 from ggsched_testing.conformance.draws import is_declared
 from ggsched_testing.conformance.oprun import prepare
@@ -50,11 +51,25 @@ def _add_id(g: GraphBuilder, dtype: DType) -> Tensor:
     return g.op("add_id", g.input("x", (2, 2, 8)), g.weight("table", (ROWS, 8)), ids)
 
 
+def _mul_mat_id_of_some(g: GraphBuilder, dtype: DType) -> Tensor:
+    w, x, ids = (
+        g.weight("table", (2, 4, 32), dtype),
+        g.input("x", (2, 1, 32)),
+        g.input("ids", (2, 2), I32),
+    )
+    return g.op("mul_mat_id", w, x, ids, first=3, of=ROWS)
+
+
+def _add_id_of_some(g: GraphBuilder, dtype: DType) -> Tensor:
+    bias, ids = g.weight("table", (2, 8)), g.input("ids", (2, 2), I32)
+    return g.op("add_id", g.input("x", (2, 2, 8)), bias, ids, first=3, of=ROWS)
+
+
 OPS: Final[Mapping[str, tuple[Make, ...]]] = {
     "get_rows": (_get_rows, _get_rows_of_batches),
     "set_rows": (_set_rows,),
-    "mul_mat_id": (_mul_mat_id,),
-    "add_id": (_add_id,),
+    "mul_mat_id": (_mul_mat_id, _mul_mat_id_of_some),
+    "add_id": (_add_id, _add_id_of_some),
 }
 
 
@@ -115,6 +130,24 @@ def lch3_ids_among_many(w: TestContext) -> None:
             places = (MANY - 1, 64, int(w.rng.integers(65, MANY)))
             for place, bad in zip(places, (MANY, -1, LOWEST), strict=True):
                 _launch_with(w, graph, values, bad, 0, place)
+
+
+@case(
+    "LCH-3",
+    "Rows become 0 whose experts are elsewhere; where rows of biases are, nothing is added.",
+)
+def lch3_experts_elsewhere(w: TestContext) -> None:
+    q = w.stream()
+    for dtype in (F32, BF16, Q8_0, Q4_K):
+        for tokens in (2, MANY // 2):
+            g = GraphBuilder(f"some experts of {dtype} for {tokens} tokens")
+            width, here = max(64, dtype.block), {"first": 2, "of": 7}
+            x, ids = g.input("x", (tokens, 1, width)), g.input("ids", (tokens, 2), I32)
+            made = g.mul_mat_id(g.weight("w", (3, 16, width), dtype), x, ids, **here)
+            graph = g.build(made, g.add_id(made, g.weight("bias", (3, 16)), ids, **here))
+            rules = {**dict.fromkeys("wx", LeafRule(amp=0.25)), "ids": LeafRule("ids", bound=7)}
+            if is_declared(graph, w.device.facts):
+                check_graph(w, q, DrawnGraph(graph, rules))
 
 
 def _launch_with(

@@ -12,7 +12,7 @@ from ggsched.ir.dtype import F32
 from ggsched.ir.ops import broadcasts_to
 from ggsched.ir.tensor import Tensor
 from ggsched_testing.generators.graph_gen import GraphGenerator
-from ggsched_testing.generators.graph_gen_ops import STEPS
+from ggsched_testing.generators.graph_gen_ops import STEPS, part_of_rows
 
 Chain = Callable[[GraphGenerator], tuple[int, ...]]
 """Adds the nodes of a pattern; returns their ids in the order of the pattern, or nothing."""
@@ -79,10 +79,12 @@ def _joined(d: GraphGenerator, op: str, t: Tensor, *shapes: tuple[int, ...]) -> 
     return d.emit(op, *operands, mag=mag, err=err + mag)
 
 
-def _product(d: GraphGenerator, op: str, w: Tensor, x: Tensor, *ids: Tensor) -> Tensor | None:
+def _product(
+    d: GraphGenerator, op: str, w: Tensor, x: Tensor, *ids: Tensor, **part: int
+) -> Tensor | None:
     k, size = x.shape[-1], d.mag(w) * d.mag(x)
     slope = d.err(w) * d.mag(x) + d.err(x) * d.mag(w) + size
-    return d.emit(op, w, x, *ids, mag=k * size, err=k**0.5 * slope + k * size)
+    return d.emit(op, w, x, *ids, mag=k * size, err=k**0.5 * slope + k * size, **part)
 
 
 def _vectors(d: GraphGenerator) -> Tensor:
@@ -142,36 +144,37 @@ def _gated(d: GraphGenerator) -> tuple[int, ...]:
     return _gate(d, *((first, second) if d.flip() else (second, first)))
 
 
-def _expert_rows(d: GraphGenerator) -> tuple[Tensor, Tensor, int]:
-    """Return x (T, 1 or U, k), ids (T, U) and the number of experts."""
+def _expert_rows(d: GraphGenerator) -> tuple[Tensor, Tensor, int, dict[str, int]]:
+    """Return x (T, 1 or U, k), ids (T, U), the number of experts, and which of all these are."""
     tokens, used, experts = d.number(1, 3), d.number(1, 2), d.number(1, 4)
     x = d.leaf((tokens, d.pick((1, used)), d.pick((4, 32, 64))))
-    return x, d.ids_for((tokens, used), experts), experts
+    part = part_of_rows(d, experts)
+    return x, d.ids_for((tokens, used), part.get("of", experts)), experts, part
 
 
 def _experts_and_sum(d: GraphGenerator) -> tuple[int, ...]:
-    x, ids, experts = _expert_rows(d)
-    return _ids(d, *_biased(d, x, ids, d.leaf((experts, d.pick((4, 8, 5))))))
+    x, ids, experts, part = _expert_rows(d)
+    return _ids(d, *_biased(d, x, ids, part, d.leaf((experts, d.pick((4, 8, 5))))))
 
 
 def _biased(
-    d: GraphGenerator, x: Tensor, ids: Tensor, bias: Tensor
+    d: GraphGenerator, x: Tensor, ids: Tensor, part: dict[str, int], bias: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Add a product with experts and its sum with a bias."""
-    made = _product(d, "mul_mat_id", d.matrix((*bias.shape, x.shape[-1])), x, ids)
+    made = _product(d, "mul_mat_id", d.matrix((*bias.shape, x.shape[-1])), x, ids, **part)
     if made is None:
         return None, None
     _hide(d, made)
     _between(d)
     mag = d.mag(made) + d.mag(bias)
     err = d.err(made) + d.err(bias) + mag
-    return made, d.emit("add_id", made, bias, ids, mag=mag, err=err)
+    return made, d.emit("add_id", made, bias, ids, mag=mag, err=err, **part)
 
 
 def _experts_and_weights(d: GraphGenerator) -> tuple[int, ...]:
-    x, ids, experts = _expert_rows(d)
+    x, ids, experts, part = _expert_rows(d)
     weight = d.matrix((experts, d.pick((4, 8, 5)), x.shape[-1]))
-    made = _product(d, "mul_mat_id", weight, x, ids)
+    made = _product(d, "mul_mat_id", weight, x, ids, **part)
     if made is None:
         return ()
     _hide(d, made)
@@ -180,8 +183,8 @@ def _experts_and_weights(d: GraphGenerator) -> tuple[int, ...]:
 
 
 def _weighted_experts(d: GraphGenerator) -> tuple[int, ...]:
-    x, ids, experts = _expert_rows(d)
-    made, summed = _biased(d, x, ids, d.leaf((experts, d.pick((4, 8, 5)))))
+    x, ids, experts, part = _expert_rows(d)
+    made, summed = _biased(d, x, ids, part, d.leaf((experts, d.pick((4, 8, 5)))))
     if summed is None:
         return ()
     _hide(d, summed)
@@ -190,10 +193,10 @@ def _weighted_experts(d: GraphGenerator) -> tuple[int, ...]:
 
 
 def _gated_experts_with_biases(d: GraphGenerator) -> tuple[int, ...]:
-    x, ids, experts = _expert_rows(d)
+    x, ids, experts, part = _expert_rows(d)
     shape = experts, d.pick((4, 8, 5))
     # Exact ones: what two sides make of states would be too wild for most gates.
-    sides = [_biased(d, x, ids, d.special_leaf("ranked", shape)) for _ in range(2)]
+    sides = [_biased(d, x, ids, part, d.special_leaf("ranked", shape)) for _ in range(2)]
     (a, gate), (b, up) = reversed(sides) if d.flip() else sides
     if gate is None or up is None:
         return ()
@@ -237,10 +240,10 @@ def _two_sums(d: GraphGenerator) -> tuple[int, ...]:
 
 
 def _gated_experts(d: GraphGenerator) -> tuple[int, ...]:
-    x, ids, experts = _expert_rows(d)
+    x, ids, experts, part = _expert_rows(d)
     shape = (experts, d.pick((4, 8, 5)), x.shape[-1])
-    gate = _product(d, "mul_mat_id", d.matrix(shape), x, ids)
-    up = _product(d, "mul_mat_id", d.matrix(shape), x, ids)
+    gate = _product(d, "mul_mat_id", d.matrix(shape), x, ids, **part)
+    up = _product(d, "mul_mat_id", d.matrix(shape), x, ids, **part)
     return _gate(d, gate, up)
 
 

@@ -169,11 +169,19 @@ def _weight(
     return d.pick(there) if there and not fresh else d.matrix(make())
 
 
-def _emit_product(d: GraphGenerator, op: str, w: Tensor, x: Tensor, *ids: Tensor) -> None:
+def part_of_rows(d: GraphGenerator, rows: int) -> dict[str, int]:
+    """Return that a table has all rows, or which, of how many that ids can name."""
+    first, behind = (d.number(0, 2), d.number(0, 2)) if d.flip() else (0, 0)
+    return {"first": first, "of": first + rows + behind} if first or behind else {}
+
+
+def _emit_product(
+    d: GraphGenerator, op: str, w: Tensor, x: Tensor, *ids: Tensor, **params: int
+) -> None:
     k = x.shape[-1]
     mag = k * d.mag(w) * d.mag(x)
     slope = d.err(w) * d.mag(x) + d.err(x) * d.mag(w) + d.mag(w) * d.mag(x)
-    d.emit(op, w, x, *ids, mag=mag, err=sqrt(k) * slope + mag)
+    d.emit(op, w, x, *ids, mag=mag, err=sqrt(k) * slope + mag, **params)
 
 
 def _mul_mat_id(d: GraphGenerator) -> None:
@@ -187,17 +195,20 @@ def _mul_mat_id(d: GraphGenerator) -> None:
         lambda: (d.number(1, 4), d.number(1, 4), k),
     )
     count = d.number(1, 3) if used == 1 else used
-    _emit_product(d, "mul_mat_id", w, x, d.ids_for((tokens, count), w.shape[0]))
+    part = part_of_rows(d, w.shape[0])
+    ids = d.ids_for((tokens, count), part.get("of", w.shape[0]))
+    _emit_product(d, "mul_mat_id", w, x, ids, **part)
 
 
 def _add_id(d: GraphGenerator) -> None:
     x = d.f32(lambda t: len(t.shape) == 3, lambda: (d.number(1, 4), d.number(1, 2), 4))
     n = x.shape[-1]
     bias = d.f32(lambda t: len(t.shape) == 2 and t.shape[1] == n, lambda: (d.number(1, 4), n))
-    ids = d.ids_for(x.shape[:2], bias.shape[0])
+    part = part_of_rows(d, bias.shape[0])
+    ids = d.ids_for(x.shape[:2], part.get("of", bias.shape[0]))
     mag, inplace = d.mag(x) + d.mag(bias), _inplace(d, x)
     err = d.err(x) + d.err(bias) + mag
-    d.emit("add_id", x, bias, ids, mag=mag, err=err, **inplace)
+    d.emit("add_id", x, bias, ids, mag=mag, err=err, **inplace, **part)
 
 
 # --- rows and copies: nothing is rounded ---------------------------------------------------

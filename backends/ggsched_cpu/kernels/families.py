@@ -197,7 +197,7 @@ def _rope(target: Target) -> Sequence[Builder]:
 
 
 def _add_id(target: Target) -> Sequence[Builder]:
-    return [rows.add_id("add_id", target)]
+    return [rows.add_id("add_id", target), rows.clear_absent("clear_absent", target)]
 
 
 def _converted(dtype: DType) -> tuple[DType, ...]:

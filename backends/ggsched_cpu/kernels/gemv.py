@@ -16,6 +16,7 @@ from ggsched_cpu.kernels.bf16_rows import pair_products
 from ggsched_cpu.kernels.elements import load_f32
 from ggsched_cpu.kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu.kernels.packed_rows import exact_products, rounded_products
+from ggsched_cpu.kernels.rows import row_here
 from ggsched_cpu.kernels.rows_together import (
     TOGETHER,
     products_together,
@@ -53,11 +54,12 @@ SLOTS: Final = (
     "chunks", "chunk_rows",
     "inner", "w_outer", "w_inner", "x_outer", "x_inner", "out_outer", "out_inner",
     "w_outer_share", "w_inner_share",
-    "ids", "id_outer", "id_inner", "experts",
+    "ids", "id_outer", "id_inner", "experts", "first_expert", "all_experts",
 )  # fmt: skip
 """Arguments. A part is one of ``chunks`` pieces of ``chunk_rows`` rows of one matrix. Matrices are
 numbered over an outer and an inner axis, of which the inner has ``inner``; strides are in bytes. A
-matrix of w is used by ``share`` matrices of x that follow each other, or is chosen by an id."""
+matrix of w is used by ``share`` matrices of x that follow each other, or is chosen by an id; it has
+``experts`` of ``all_experts``, and nothing is done for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,10 @@ def part_of(b: Builder, choice: Choice) -> _Part:
         return b.offset(start, by)
 
     if choice == "ids":
-        id_ = b.load("i32", place("ids", outer, inner), 4)
-        wide = b.cast("zext", id_, "i64")
-        with b.when(b.compare("uge", wide, arg["experts"])):
-            b.leave(b.add(wide, 1))
-        w = b.offset(b.arg_pointer(slot("w")), b.mul(wide, arg["w_outer"]))
+        id_ = row_here(b, place("ids", outer, inner), arg["first_expert"], arg["all_experts"])
+        with b.when(b.compare("uge", id_, arg["experts"])):
+            b.leave(i64(0))
+        w = b.offset(b.arg_pointer(slot("w")), b.mul(id_, arg["w_outer"]))
     else:
         shared = (b.udiv(outer, arg["w_outer_share"]), b.udiv(inner, arg["w_inner_share"]))
         w = place("w", *shared)

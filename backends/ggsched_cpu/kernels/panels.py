@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from ggsched_cpu.kernels.emit import Builder, Value, Variable, f32, i64, vector_of
+from ggsched_cpu.kernels.rows import row_here
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.kernels.vectors import Row, over_rows, own_slot
 
@@ -80,7 +81,8 @@ def transposed(b: Builder, rows: list[Value]) -> list[Value]:
 def route(name: str, target: Target) -> Builder:
     """Arguments ids, their two strides, tokens, choices of each, experts, and ``routes``.
 
-    See ``SLOTS``. Places of one expert follow each other, in the order of tokens.
+    Behind them the first expert, and how many there are with those that are elsewhere and get no
+    place. See ``SLOTS``. Places of one expert follow each other, in the order of tokens.
     """
     b = Builder(name, target)
     width = panel_width(target)
@@ -88,7 +90,7 @@ def route(name: str, target: Target) -> Builder:
         b.arg_pointer(0),
         *(b.arg(i) for i in range(1, 6)),
     )
-    starts = b.arg_pointer(6)
+    starts, before_first, of = b.arg_pointer(6), b.arg(7), b.arg(8)
     panels = b.offset(starts, b.mul(b.add(experts, 1), 4))
     pairs = b.offset(starts, b.mul(b.add(experts, 1), 8))
     none, one = Value("0", "i32"), Value("1", "i32")
@@ -98,16 +100,15 @@ def route(name: str, target: Target) -> Builder:
 
     def id_of(token: Value, use: Value) -> Value:
         place = b.offset(b.offset(ids, b.mul(token, by_token)), b.mul(use, by_use))
-        return b.cast("zext", b.load("i32", place, 4), "i64")
+        return row_here(b, place, before_first, of)
 
     with b.loop(0, b.add(experts, 1)) as expert:
         b.store(none, at(starts, expert), 4)
     with b.loop(0, tokens) as token, b.loop(0, used) as use:
         id_ = id_of(token, use)
-        with b.when(b.compare("uge", id_, experts)):
-            b.leave(b.add(id_, 1))
-        count = at(starts, b.add(id_, 1))
-        b.store(b.add(b.load("i32", count, 4), one), count, 4)
+        with b.when(b.compare("ult", id_, experts)):
+            count = at(starts, b.add(id_, 1))
+            b.store(b.add(b.load("i32", count, 4), one), count, 4)
     b.store(none, panels, 4)
     with b.loop(0, experts) as expert:
         before, after = at(starts, expert), at(starts, b.add(expert, 1))
@@ -118,11 +119,13 @@ def route(name: str, target: Target) -> Builder:
         b.store(b.add(b.load("i32", before, 4), count), after, 4)
     with b.loop(0, tokens) as token, b.loop(0, used) as use:
         # The start of an expert moves on with each of its places, and back in the end.
-        start = at(starts, id_of(token, use))
-        place = b.load("i32", start, 4)
-        pair = b.cast("trunc", b.add(b.mul(token, used), use), "i32")
-        b.store(pair, at(pairs, b.cast("zext", place, "i64")), 4)
-        b.store(b.add(place, one), start, 4)
+        id_ = id_of(token, use)
+        with b.when(b.compare("ult", id_, experts)):
+            start = at(starts, id_)
+            place = b.load("i32", start, 4)
+            pair = b.cast("trunc", b.add(b.mul(token, used), use), "i32")
+            b.store(pair, at(pairs, b.cast("zext", place, "i64")), 4)
+            b.store(b.add(place, one), start, 4)
     with b.loop(0, experts) as number:
         expert = b.sub(b.sub(experts, number), 1)
         b.store(b.load("i32", at(starts, expert), 4), at(starts, b.add(expert, 1)), 4)

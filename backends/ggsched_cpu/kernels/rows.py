@@ -93,6 +93,14 @@ def _id(b: Builder, pointer: Value, count: Value) -> Value:
     return wide
 
 
+def row_here(b: Builder, pointer: Value, first: Value, of: Value) -> Value:
+    """Return the number of a row in a table that has those from ``first`` on; others are too large.
+
+    Leave the kernel where there is no such row among ``of``.
+    """
+    return b.sub(_id(b, pointer, of), first)
+
+
 def get_rows(name: str, target: Target, dtype: DType, to: DType) -> Builder:
     """Operands ids (a row is one) and result; table, its stride, its rows, stride of tables.
 
@@ -126,16 +134,44 @@ def set_rows(name: str, target: Target, to: DType) -> Builder:
 
 
 def add_id(name: str, target: Target) -> Builder:
-    """Operands x, ids (a row is one) and result; bias, its stride and the number of its rows."""
+    """Operands x, ids (a row is one) and result; bias, its stride, rows, the first, of how many."""
     b = Builder(name, target)
-    bias, stride, count = b.arg_pointer(own_slot(3)), *(b.arg(own_slot(3) + i) for i in (1, 2))
+    bias, (stride, count, first, of) = (
+        b.arg_pointer(own_slot(3)),
+        (b.arg(own_slot(3) + i) for i in (1, 2, 3, 4)),
+    )
 
     def row(row: Row) -> None:
         x, id_at, out = row.pointers
-        chosen = b.offset(bias, b.mul(_id(b, id_at, count), stride))
-        over_chunks(b, row.columns, lambda c: c.store(b.fadd(c.load(x), c.load(chosen)), out))
+        number = row_here(b, id_at, first, of)
+        chosen = b.offset(bias, b.mul(number, stride))
+        with b.when(b.compare("ult", number, count)):
+            over_chunks(b, row.columns, lambda c: c.store(b.fadd(c.load(x), c.load(chosen)), out))
+        with b.when(b.compare("uge", number, count)):
+            over_chunks(b, row.columns, lambda c: c.store(c.load(x), out))
 
     over_rows(b, 3, row)
+    return b
+
+
+def clear_absent(name: str, target: Target) -> Builder:
+    """Operands ids (a row is one) and result; rows of a table, the first of them, of how many.
+
+    Rows of the result are set to 0 of which the row of the table is elsewhere.
+    """
+    b = Builder(name, target)
+    count, first, of = (b.arg(own_slot(2) + i) for i in range(3))
+
+    def row(row: Row) -> None:
+        number = row_here(b, row.pointers[0], first, of)
+        with b.when(b.compare("uge", number, count)):
+            over_chunks(
+                b,
+                row.columns,
+                lambda c: c.store(b.zero(vector_of(c.lanes, "float")), row.pointers[1]),
+            )
+
+    over_rows(b, 2, row)
     return b
 
 

@@ -54,6 +54,12 @@ MAX_ROUNDED: Final = 2
 """Tables of rounded activations at a time; they are as large as the activations of a product."""
 
 
+def experts_of(node: Node) -> tuple[int, int]:
+    """Return the first expert or row that a table of a node with ids has, and of how many."""
+    table = node.inputs[0 if node.bound.op == "mul_mat_id" else 1]
+    return int(node.number("first")), int(node.number("of")) or table.shape[0]
+
+
 @dataclass(slots=True)
 class CpuLoweringContext:
     """State while one program is compiled. The memory that it hands out is the program's own.

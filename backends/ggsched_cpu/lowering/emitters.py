@@ -16,7 +16,7 @@ from ggsched_cpu.kernels.elementwise import FORMULAS, SPREAD
 from ggsched_cpu.kernels.reductions import ORDERS
 from ggsched_cpu.lowering import cells, indexed, moves
 from ggsched_cpu.lowering.attention import attention
-from ggsched_cpu.lowering.context import CpuLoweringContext, Node
+from ggsched_cpu.lowering.context import CpuLoweringContext, Node, experts_of
 from ggsched_cpu.lowering.products import is_dense, mul_mat_id
 from ggsched_cpu.lowering.recurrent import linear_attention, short_conv
 from ggsched_cpu.lowering.spread import conv_transpose
@@ -224,9 +224,13 @@ def _add_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     x, bias, ids = node.inputs
     if not all(is_dense(a) for a in (x, bias, node.out)):
         return None
-    own = address(bias), bias.strides[0], bias.shape[0]
-    kernel = kernels.address("add_id", "add_id")
-    return _rows_by_id(kernel, (x, ids, node.out), x, kernels, own, bias)
+    first, of = experts_of(node)
+    own = address(bias), bias.strides[0], bias.shape[0], first, of
+    kernel, threads = kernels.address("add_id", "add_id"), kernels.threads
+    operands, shape = (x, ids, node.out), x.shape
+    return _one(
+        row_task(kernel, operands, shape[:-1], shape[-1], threads, own, rows=of, keeps=(bias,))
+    )
 
 
 @cache

@@ -14,7 +14,7 @@ from ggsched_cpu.kernels.gemm_bf16 import COLUMNS, has_pairs, panel_nbytes
 from ggsched_cpu.kernels.gemm_int8 import block_nbytes, group_of
 from ggsched_cpu.kernels.int_dot import BLOCK, correction_factor, has_fours
 from ggsched_cpu.kernels.panels import panel_width
-from ggsched_cpu.lowering.context import CpuLoweringContext, Node, TableKey
+from ggsched_cpu.lowering.context import CpuLoweringContext, Node, TableKey, experts_of
 from ggsched_cpu.lowering.tasks import PARTS_PER_THREAD, Task, address, row_task
 from ggsched_cpu.native import Kernels
 
@@ -139,11 +139,12 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     routes = site.scratch((2 * (experts + 1) + pairs,), np.int32)
     layout = _layout(dtype, columns, kernels)
     panels = site.scratch((pairs // width + experts, layout.panel_nbytes), np.uint8)
+    first, of = experts_of(node)
     args = (
-        address(ids), *ids.strides, tokens, used, experts, address(routes),
+        address(ids), *ids.strides, tokens, used, experts, address(routes), first, of,
     )  # fmt: skip
     keeps = ids, routes
-    route = Task(kernels.address("routes_f32", "route"), args, 1, True, experts, keeps)
+    route = Task(kernels.address("routes_f32", "route"), args, 1, True, of, keeps)
     by_use = x.strides[1] if x.shape[1] > 1 else 0
     args = (
         address(x), x.strides[0], by_use, columns, used, experts, address(routes), address(panels),

@@ -15,7 +15,7 @@ from ggsched_cpu.kernels.gemv import SLOTS, VECTORS
 from ggsched_cpu.kernels.int_dot import BLOCK, correction_factor, rounded_nbytes
 from ggsched_cpu.kernels.packed_rows import rounded_family
 from ggsched_cpu.lowering import many_rows
-from ggsched_cpu.lowering.context import CpuLoweringContext, Node, TableKey
+from ggsched_cpu.lowering.context import CpuLoweringContext, Node, TableKey, experts_of
 from ggsched_cpu.lowering.tasks import (
     PART_NBYTES,
     PARTS_PER_THREAD,
@@ -262,8 +262,12 @@ def mul_mat_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[T
         return None
     if not (w.flags.aligned and ids.flags.aligned and _has_rows(w, dtype)):
         return None
+    first, of = experts_of(node)
+    cleared = _clear_absent(node, kernels)
+    if cleared is None:
+        return None
     if tokens * used > MAX_CHOSEN:
-        return many_rows.routed(node, site, kernels)
+        return [*cleared, *many_rows.routed(node, site, kernels)]
     rows = _activations(node, site, kernels)
     if rows is None:
         return None
@@ -287,10 +291,23 @@ def mul_mat_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[T
         "id_outer": ids.strides[0],
         "id_inner": ids.strides[1],
         "experts": w.shape[0],
+        "first_expert": first,
+        "all_experts": of,
     }
     kernel = kernels.address(f"gemv_chosen_{dtype}_{rows.suffix}", "ids1")
     matrices = prod(ids.shape)
     read = matrices * w.shape[1] * dtype.row_nbytes(x.shape[2])
     keeps = w, rows.array, ids, out
-    task = _product_task(kernel, values, matrices, read, kernels.threads, keeps, w.shape[0])
-    return [*rows.tasks, task]
+    task = _product_task(kernel, values, matrices, read, kernels.threads, keeps, of)
+    return [*cleared, *rows.tasks, task]
+
+
+def _clear_absent(node: Node, kernels: Kernels) -> list[Task] | None:
+    """Return what sets rows of the result to 0 whose experts are elsewhere; None if it cannot."""
+    (w, _, ids), (first, of) = node.inputs, experts_of(node)
+    if of == w.shape[0]:
+        return []
+    kernel, own = kernels.address("add_id", "clear_absent"), (w.shape[0], first, of)
+    operands, width = (ids, node.out), node.out.shape[2]
+    task = row_task(kernel, operands, ids.shape, width, kernels.threads, own, rows=of)
+    return None if task is None else [task]

@@ -9,6 +9,9 @@
  * With ROUTED the ids are not there yet: the producer warp chooses among the EXPERTS logits of its token, as
  * route_chosen does, every group for itself. The first group of a token writes what the nodes before would have: the
  * COUNT ids, their logits, and the softmax of these.
+ *
+ * With SOME the weights have some of the experts: those from ti.n[0] on, of ti.n[1]. Of the COUNT rows of a token its
+ * groups share those whose expert is here, so that all of them read, and set the others to 0.
  */
 #if ROUTED
 #define OF_LANE ((EXPERTS + WARP - 1) / WARP) /* logits: every WARP-th */
@@ -79,7 +82,12 @@ warp_specialized_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 
   LOCAL Gate empty[STAGES];
   LOCAL Job jobs[1];
   LOCAL float kept[2 * SET_SUMS];
-  int pair = GROUP(0) / parts, t = pair / ti.n[3], u = pair % ti.n[3];
+  int groups = parts * ti.n[3], t = GROUP(0) / groups, own = GROUP(0) % groups; /* of the groups of a token */
+  int u = own / parts, part = own % parts;
+#if SOME
+  LOCAL int experts[COUNT];
+  LOCAL int chosen_row[1];
+#endif
   if (LANE == LANES) open_gates(full, empty);
   EARLY_WAIT();
   if (LANE >= LANES) {
@@ -87,27 +95,47 @@ warp_specialized_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 
 #if ROUTED
     Route route;
     route.load(logits, tl, t);
-    int given = route.number_at(u);
+#endif
+#if SOME
+    int here = 0, id = 0, nth = 0;
+    UNROLL for (int i = 0; i < COUNT; i++) {
+#if ROUTED
+      int expert = row_here(route.number_at(i), ti.n[0], ti.n[1], tw.n[1], fault, code);
 #else
-    int given = LANE == LANES ? READ_I32(ids + ti.off + t * ti.s[2] + u * ti.s[3]) : 0;
+      int expert = expert_of(ids, ti, t, i, tw.n[1], fault, code);
+#endif
+      if (LANE == LANES) experts[i] = expert;
+      here += expert >= 0;
+    }
+    if (LANE == LANES) {
+      for (int i = 0; i < COUNT; i++)
+        if (experts[i] >= 0 && nth++ == own % here) u = i, id = experts[i];
+      chosen_row[0] = u, part = here ? own / here : 0, parts = here ? (groups - own % here + here - 1) / here : 1;
+    }
+#elif ROUTED
+    int id = route.number_at(u);
+    if (LANE == LANES && bad_id(id, tw.n[1], fault, code)) id = 0;
+#else
+    int id = LANE == LANES ? MAX(0, expert_of(ids, ti, t, u, tw.n[1], fault, code)) : 0;
 #endif
     if (LANE == LANES) {
-      int id = given;
-      int bad = bad_id(id, tw.n[1], fault, code);
-      if (bad) id = 0;
       Job job;
       job.w = w + tw.off + id * tw.s[1], job.v = v + tv.off + id * tv.s[1];
       job.y = y + ty.off + t * ty.s[1] + u * ty.s[2];
       job.w_bias = vector_of(w_bias, twb, has_bias, id), job.v_bias = vector_of(v_bias, tvb, has_bias && GATED, id);
       job.scale = has_scale ? scale + ts.off + t * ts.s[1] + u * ts.s[2] : 0;
       job.sy = ty.s[3], job.sw_bias = twb.s[3], job.sv_bias = tvb.s[3];
-      share_rows(&job, tw.n[2], GROUP(0) % parts, parts);
+#if SOME
+      share_rows(&job, here ? tw.n[2] : 0, part, parts);
+#else
+      share_rows(&job, tw.n[2], part, parts);
+#endif
       filled = feed_first(stages, full, &job);
       jobs[0] = job;
     }
     BARRIER();
 #if ROUTED
-    if (u == 0 && GROUP(0) % parts == 0) route.write((u8 *)ids, ti, picked, tp, chosen, tc, t, logit_scale);
+    if (own == 0) route.write((u8 *)ids, ti, picked, tp, chosen, tc, t, logit_scale);
 #endif
     if (LANE == LANES) feed(stages, full, empty, jobs, 1, filled);
     return;
@@ -115,8 +143,17 @@ warp_specialized_experts(const u8 *x, Tens tx, const u8 *ids, Tens ti, const u8 
   u8 *row = stages + STAGES * STAGE_NBYTES;
   float4 xv[QUADS];
   Kept x_kept[KEPT_COUNT];
-  load_quads(xv, x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2]);
+#if SOME
   BARRIER();
+  u = chosen_row[0];
+  for (int i = 0; i < COUNT; i++)
+    for (int n = own * LANES + LANE; experts[i] < 0 && n < tw.n[2]; n += groups * LANES)
+      F32_AT(y + ty.off + t * ty.s[1] + i * ty.s[2] + n * ty.s[3]) = 0.0f;
+#endif
+  load_quads(xv, x + tx.off + t * tx.s[1] + (tx.n[2] > 1 ? u : 0) * tx.s[2]);
+#if !SOME
+  BARRIER();
+#endif
   put_row(row, xv, kept);
   take_row(x_kept, row);
   multiply(x_kept, stages, full, empty, jobs, 1, kept, p0, p1);

@@ -10,6 +10,7 @@ from ggsched_cuda_kernels.operands import has_rows, is_same, joins, other_operan
 from ggsched_cuda_kernels.warp_specialized.tile_config import cut_for
 from ggsched_kernels.calls import CODE, FAULT, Arg, Launch, TuningProfile, f32, i32, window
 from ggsched_kernels.lower_warps import ids_window
+from ggsched_kernels.lowering_context import experts_of
 
 Nodes = Sequence[BoundNode]
 
@@ -110,9 +111,9 @@ def _chosen(nodes: Nodes) -> ExpertGemv | None:
 def _bias(product: BoundNode, add: BoundNode) -> Operand | None:
     """Return what is added to a product, by the same ids."""
     made, bias, ids = add.inputs
-    w, _, chosen = product.inputs
+    chosen = product.inputs[2]
     alike = is_same(made, product.output) and ids.is_same_window(chosen)
-    fits = alike and bias.shape[0] == w.shape[0] and bias.dtype.name == "f32"
+    fits = alike and experts_of(add) == experts_of(product) and bias.dtype.name == "f32"
     return bias if fits else None
 
 
@@ -130,6 +131,8 @@ def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
         return False
     for branch in chosen.branches[1:]:
         if not branch.inputs[1].is_same_window(x) or not branch.inputs[2].is_same_window(ids):
+            return False
+        if experts_of(branch) != experts_of(first):
             return False
     weights = [branch.inputs[0] for branch in chosen.branches]
     if any(o.shape != w.shape for o in weights):
@@ -149,20 +152,22 @@ def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | N
     scale = y if chosen.scale is None else window(chosen.scale)
     is_oai = chosen.last.op == "swiglu_oai"
     p0, p1 = (site.number(name) if is_oai else 0.0 for name in ("alpha", "limit"))
-    tensors = (window(x), ids_window(ids), window(w), window(weights[-1]))
+    tensors = (window(x), ids_window(first), window(w), window(weights[-1]))
     more = (window(biases[0]), window(biases[-1]), scale, y)
     args = tuple(arg for place in (*tensors, *more) for arg in place.args)
     pairs = ids.shape[0] * ids.shape[1]
     parts = min(max(1, site.profile.num_sms // pairs), w.shape[-2])
+    _, of, count = experts_of(first)
+    is_some = of != count
     flags = (i32(parts), i32(bool(chosen.biases)), i32(chosen.scale is not None), f32(p0), f32(p1))
     defines = {
         **cut.defines(w, -(-cut.stages_of(w.shape[-2]) // parts)),
         "GATED": GATES[chosen.last.op] if len(weights) > 1 else 0,
         "CONSTANT_W": 0, "NORM": 0, "ADDENDS": 0, "ALSO": 0, "PEERS_MET": 0,
-        "ROUTED": int(route is not None),
+        "ROUTED": int(route is not None), "SOME": int(is_some),
     }  # fmt: skip
-    if route is not None:
-        defines |= {"EXPERTS": route.experts, "COUNT": ids.shape[1]}
+    if route is not None or is_some:
+        defines |= {"EXPERTS": route.experts if route else 0, "COUNT": ids.shape[1]}
     places, scale_of_logits = (3 * y.args, 0.0) if route is None else (route.args, route.scale)
     given = (*args, *flags, FAULT, CODE, *places, f32(scale_of_logits))
     site.call(

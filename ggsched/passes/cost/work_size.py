@@ -57,7 +57,7 @@ def node_work(graph: Graph, node: Node) -> Work:
         node.op,
         family,
         flops if op.flops is None else float(op.flops(*shapes, **full)),
-        whole if op.nbytes is None else op.nbytes(operands, result),
+        whole if op.nbytes is None else op.nbytes(operands, result, **full),
         1.0 if op.sequential is None else op.sequential(*shapes, **full),
     )
 
