@@ -32,9 +32,15 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A summand on each of some participants."""
+    """A summand on each of some participants.
+
+    Attributes:
+        rows: Where each row is whole on one participant and 0 on the others: the ids that choose
+            experts and how these are split, by which the participant is found; None elsewhere.
+    """
 
     on: tuple[int, ...]
+    rows: tuple[int, "Split"] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,21 @@ class Split:
             first = start + sum(segment[:part])
             found.append((first, first + segment[part]))
         return tuple(found)
+
+    def span(self, part: int) -> tuple[int, int]:
+        """Return where the one range lies that a participant has.
+
+        Raises:
+            PlanError: it has none, or several.
+        """
+        found = [span for span in self.spans(part) if span[0] < span[1]]
+        if len(found) != 1:
+            raise PlanError(
+                f"participant {part} has {len(found)} ranges of experts",
+                why="kernels take the experts of one range",
+                hint="give each device experts that follow each other",
+            )
+        return found[0]
 
 
 Layout = Whole | Split | Partial

@@ -231,9 +231,18 @@ class _Rewriter:
             inputs = tuple(
                 self._operand(t, need, p) for t, need in zip(operands, decision.needs, strict=True)
             )
-            self._call(node, inputs, p, through)
+            own = node
+            if decision.experts is not None:
+                here = {
+                    "first": decision.experts.span(p)[0],
+                    "of": sum(map(sum, decision.experts.segments)),
+                }
+                own = replace(node, params={**node.params, **here})
+            self._call(own, inputs, p, through)
         if through is None:
             self._settle(result, decision.result)
+        elif isinstance(decision.result, Partial):
+            self._layout[result.storage] = decision.result  # rows that were 0 may be no more
 
     def _call(self, node: Node, inputs: tuple[Ref, ...], part: int, through: int | None) -> None:
         storage = self.tensors[node.output].storage

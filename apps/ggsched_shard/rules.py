@@ -44,11 +44,13 @@ class Decision:
         needs: For each operand ``WHOLE``, a split that a whole one is cut to, or None: as it is.
         once: Whether only the first participant runs the node and the others hand operand 0 on:
             what is added to a sum is added to one of its summands.
+        experts: Where each participant runs the node for its range of experts, how they are split.
     """
 
     result: Split | Partial
     needs: tuple[Need, ...]
     once: bool = False
+    experts: Split | None = None
 
 
 Rule = Callable[[Node, Sequence[Operand]], Decision | None]
@@ -62,8 +64,29 @@ def decide(node: Node, operands: Sequence[Operand]) -> Decision | None:
     """
     if all(isinstance(o.layout, Whole) for o in operands):
         return None
+    x = operands[0].layout
+    if node.op in KEEPS_ZEROS and all(_has_rows_of(o, x) for o in operands):
+        assert isinstance(x, Partial)
+        return Decision(x, (None,) * len(operands))
     rule = RULES.get(op_by_name(node.op).sharding or node.op)
     return rule(node, operands) if rule is not None else None
+
+
+KEEPS_ZEROS: Final = frozenset(
+    {"add", "sub", "mul", "silu", "gelu", "relu", "tanh", "swiglu", "swiglu_oai"}
+)
+"""Ops of which the result is 0 where all operands are."""
+
+
+def _has_rows_of(o: Operand, layout: Layout | None) -> bool:
+    """Whether an operand has rows on the participants that have those of experts."""
+    is_apart = isinstance(layout, Partial) and layout.rows is not None
+    return is_apart and o.layout == layout and not o.tensor.is_view
+
+
+def _summands(layout: Partial) -> Partial:
+    """Return the layout of what is computed from summands, whose rows can be anything."""
+    return Partial(layout.on)
 
 
 def _fitting(o: Operand, wanted: Split) -> tuple[Need] | None:
@@ -124,11 +147,11 @@ def _elementwise(node: Node, operands: Sequence[Operand]) -> Decision | None:
 
 def _linear(node: Node, operands: Sequence[Operand]) -> Decision | None:
     """Keep summands apart where the op is linear in them."""
-    layouts = [o.layout for o in operands]
+    layouts = [_summands(p) if isinstance(p := o.layout, Partial) else p for o in operands]
     partial = next(p for p in layouts if isinstance(p, Partial))
     if node.op in ("add", "sub"):
         x, other = operands
-        if x.layout == other.layout and x.tensor.shape == other.tensor.shape:
+        if layouts[0] == layouts[1] and x.tensor.shape == other.tensor.shape:
             return Decision(partial, (None, None))
         # A bias. What is no weight, such as the hidden state, is added to the sum by each.
         is_bias = isinstance(other.layout, Whole) and other.tensor.role is Role.WEIGHT
@@ -147,7 +170,7 @@ def _cont(node: Node, operands: Sequence[Operand]) -> Decision | None:
     layout = operands[0].layout
     if isinstance(layout, Partial):
         is_exact = operands[0].tensor.dtype is F32 and node.param("dtype") in ("", "f32")
-        return Decision(layout, (None,)) if is_exact else None
+        return Decision(_summands(layout), (None,)) if is_exact else None
     return Decision(layout, (None,)) if isinstance(layout, Split) else None
 
 
@@ -179,7 +202,7 @@ def _along_rows(node: Node, operands: Sequence[Operand]) -> Decision | None:
 def _sum_rows(node: Node, operands: Sequence[Operand]) -> Decision | None:
     x = operands[0]
     if isinstance(x.layout, Partial):
-        return Decision(x.layout, (None,))
+        return Decision(_summands(x.layout), (None,))
     if not isinstance(x.layout, Split):
         return None
     if x.layout.axis == x.last:
@@ -197,7 +220,7 @@ def _rope(node: Node, operands: Sequence[Operand]) -> Decision | None:
 def _get_rows(node: Node, operands: Sequence[Operand]) -> Decision | None:
     table, ids = operands
     if isinstance(table.layout, Partial):
-        return Decision(table.layout, (None, WHOLE))
+        return Decision(_summands(table.layout), (None, WHOLE))
     if not isinstance(table.layout, Split) or table.last != 1 or table.layout.axis != 1:
         return None
     return Decision(Split(len(ids.tensor.shape), table.layout.segments), (None, WHOLE))
@@ -261,20 +284,33 @@ def _mul_mat(node: Node, operands: Sequence[Operand]) -> Decision | None:
 
 
 def _mul_mat_id(node: Node, operands: Sequence[Operand]) -> Decision | None:
-    w, x, _ = operands
-    if not isinstance(w.layout, Split) or w.layout.axis == 0:
+    w, x, ids = operands
+    if not isinstance(w.layout, Split):
         return None
     split = w.layout
+    if split.axis == 0:
+        own = Partial(split.on, (ids.tensor.id, split))
+        return _of_experts(node, own, (None, None if _has_rows_of(x, own) else WHOLE, WHOLE))
     if split.axis == 1:
         return Decision(Split(2, split.segments), (None, WHOLE, WHOLE))
     need = _fitting(x, split)
     return Decision(Partial(split.on), (None, need[0], WHOLE)) if need is not None else None
 
 
+def _of_experts(node: Node, own: Partial, needs: tuple[Need, ...]) -> Decision | None:
+    """Let each participant compute the rows of the experts that it has; others are 0."""
+    assert own.rows is not None
+    return Decision(own, needs, experts=own.rows[1]) if not node.param("of") else None
+
+
 def _add_id(node: Node, operands: Sequence[Operand]) -> Decision | None:
-    x, bias, _ = operands
+    x, bias, ids = operands
+    if isinstance(bias.layout, Split) and bias.layout.axis == 0:
+        own = Partial(bias.layout.on, (ids.tensor.id, bias.layout))
+        # To what is whole a participant adds what others do not have; 0 there is not a summand.
+        return _of_experts(node, own, (None, None, WHOLE)) if _has_rows_of(x, own) else None
     if isinstance(x.layout, Partial):
-        return Decision(x.layout, (None, WHOLE, WHOLE), once=True)
+        return Decision(_summands(x.layout), (None, WHOLE, WHOLE), once=True)
     split = x.layout
     if isinstance(bias.layout, Split) and bias.layout.axis == 1 and isinstance(split, Whole):
         split = Split(x.last, bias.layout.segments)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir import GraphBuilder
 from ggsched.ir.tensor import Role
+from ggsched.passes.cost.work_size import node_work
 from ggsched.sanitize import check_plan
 from ggsched.topology import CopyPath, Topology
 from ggsched_llm.weights import part_array
@@ -18,6 +19,7 @@ from ggsched_shard.layout import Cuts, Split, Whole, Window, even_parts
 from ggsched_shard.names import name_of, part_of
 from ggsched_shard.place import ByParticipant
 from ggsched_shard.rewrite import Shards, shard_graph
+from ggsched_testing.generators.expert_graphs import expert_graph, expert_names, expert_values
 from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.oracle.interpreter import run_oracle
@@ -264,6 +266,69 @@ def test_a_bias_is_added_to_one_summand():
         rtol=RTOL,
         atol=ATOL,
     )
+
+
+@st.composite
+def expert_splits(draw):
+    """Return a graph of experts, and how some participants have ranges of them."""
+    members, experts = draw(st.integers(2, 4)), draw(st.integers(3, 6))
+    graph = expert_graph(
+        tokens=draw(st.integers(1, 3)),
+        experts=experts,
+        width=8,
+        hidden=8,
+        biases=draw(st.booleans()),
+    )
+    layouts = {}
+    for layer in range(2):
+        cuts = draw(st.lists(st.integers(0, experts), min_size=members - 1, max_size=members - 1))
+        ends = [0, *sorted(cuts), experts]
+        order = draw(st.permutations(range(members)))
+        segments = tuple(
+            tuple(stop - start if p == owner else 0 for p in range(members))
+            for owner, start, stop in zip(order, ends, ends[1:], strict=False)
+        )
+        split = Split(0, segments)
+        layout = split if len(split.on) > 1 else Whole(split.on)
+        names = [n for n in expert_names(graph) if n.startswith(f"blk.{layer}.")]
+        layouts |= dict.fromkeys(names, layout)
+    return graph, Shards(members, layouts)
+
+
+@given(expert_splits(), seeds())
+def test_experts_are_computed_where_they_are_and_added_up_once(drawn, seed):
+    """Whatever ranges participants have, in whatever order; ids stay those of all experts."""
+    graph, shards = drawn
+    sharded = shard_graph(graph, shards)
+    values = expert_values(graph, seed)
+    wanted = run_oracle(graph, values)
+    found = run_oracle(sharded.graph, parts_of(values, graph, shards))
+    for old, tid in sharded.tensor_of.items():
+        np.testing.assert_allclose(found[tid], wanted[old], rtol=RTOL, atol=ATOL)
+    sums = {part_of(n.name)[0] for n in sharded.graph.nodes if part_of(n.name)[0].endswith("_sum")}
+    split_layers = sum(
+        isinstance(shards.layout(f"blk.{i}.ffn_up_exps.weight"), Split) for i in range(2)
+    )
+    assert len(sums) == split_layers
+
+
+def test_experts_of_which_a_participant_has_two_ranges_are_refused():
+    graph = expert_graph(1, experts=4)
+    layouts = dict.fromkeys(expert_names(graph), Split(0, ((1, 1), (1, 1))))
+    with pytest.raises(PlanError, match="participant 0 has 2 ranges"):
+        shard_graph(graph, Shards(2, layouts))
+
+
+def test_experts_of_others_are_neither_read_nor_counted():
+    """The bytes and operations of a participant are its share of the chosen ones."""
+    graph = expert_graph(1, tokens=1, experts=8, used=4)
+    layouts = dict.fromkeys(expert_names(graph), Split(0, ((2, 6),)))
+    new = shard_graph(graph, Shards(2, layouts)).graph
+    (whole, *_) = (node_work(graph, n) for n in graph.nodes if n.op == "mul_mat_id")
+    up = {part_of(n.name)[1]: node_work(new, n) for n in new.nodes if n.op == "mul_mat_id"}
+    assert up[0].flops == whole.flops / 4
+    assert up[1].flops == 3 * whole.flops / 4
+    assert up[0].nbytes < up[1].nbytes < whole.nbytes
 
 
 def test_what_is_received_is_enqueued_before_the_next_product():
