@@ -457,7 +457,7 @@ def _shares(
     return [*split, *([0.0] * (len(targets) - len(split)))]
 
 
-def find_device(name: str, devices: Sequence[DeviceFacts]) -> int:
+def find_device(name: str, devices: Sequence[DeviceFacts], option: str = "-ot") -> int:
     """Return a device by name, or by its backend's name alone (``CPU`` as in llama.cpp).
 
     Raises:
@@ -467,7 +467,7 @@ def find_device(name: str, devices: Sequence[DeviceFacts]) -> int:
         if name.lower() in (device.name.lower(), device.backend.lower()):
             return i
     known = ", ".join(d.name for d in devices)
-    raise UsageError(f"-ot names the device {name!r}", hint=f"devices in use: {known}")
+    raise UsageError(f"{option} names the device {name!r}", hint=f"devices in use: {known}")
 
 
 EMBEDDING: Final = "token_embd.weight"

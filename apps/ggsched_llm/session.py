@@ -132,7 +132,7 @@ class Session:
         is_shared = self.options.split_mode == "tensor"
         self.rates: MachineRates = load_rates(topology, self.scheduler.settings.rates)
         if is_shared:
-            self.sharing = Sharing.of(self.spec, topology.devices, self.options)
+            self.sharing = Sharing.of(self.spec, topology.devices, self.options, self.rates)
         found = self._choose_homes()
         self.spec, self.options = found.spec, found.options
         self.homes: Homes = found.homes

@@ -10,6 +10,7 @@ from ggsched.passes.placement.automatic import Automatic
 from ggsched.passes.placement.ggml import GgmlRules
 from ggsched.passes.placement.named import placement_policy
 from ggsched_llm.batches import Pipelining
+from ggsched_llm.expert_sharing import ExpertOptions
 from ggsched_llm.fit import FitRequest
 from ggsched_llm.offload import Offload
 from ggsched_llm.spec import CACHE_DTYPES, CacheType
@@ -45,6 +46,7 @@ class SessionOptions:
             and experts of ``offload``.
         cache_type: Element type of the KV cache; ``auto`` is f16, and f32 for models in f32.
         split_mode: See ``ggsched_llm.tensor_split``.
+        experts: How devices that share layers divide their experts.
         group_size: None for all devices.
         n_parallel: Maximum number of sequences, see ``Session.sequences``; each has
             ``n_ctx // n_parallel`` rows of the cache.
@@ -99,6 +101,7 @@ class SessionOptions:
         "columns of its matrices, in the shares of -ts.",
         heading=HOMES,
     )  # fmt: skip
+    experts: ExpertOptions = field(default_factory=ExpertOptions)
     group_size: int | None = flag(
         None, "--tensor-group", 2,
         "With -sm tensor, devices that share a layer; several groups of them form a pipeline. "
@@ -124,6 +127,7 @@ class SessionOptions:
             >>> options.check()
         """
         check_values(self)
+        check_values(self.experts)
         if self.n_ctx < 1:
             raise UsageError(f"-c {self.n_ctx}", why="it must be at least 1")
         if not 1 <= self.n_parallel <= self.n_ctx:
@@ -143,6 +147,12 @@ class SessionOptions:
                 f"--tensor-group {self.group_size} with -sm layer",
                 why="a layer lives on one device then",
                 hint="add -sm tensor",
+            )
+        if self.experts.said and self.split_mode != "tensor":
+            raise UsageError(
+                f"{' and '.join(self.experts.said)} with -sm layer",
+                why="a layer lives on one device then, with its experts",
+                hint="add -sm tensor, or name tensors and devices with -ot",
             )
         said = [name for name in self.said if name not in ("-ot", "--placement")]
         if said and not self.is_by_layers:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from ggsched.errors import UsageError
 from ggsched.ir.graph import Graph
 from ggsched.topology.caps import DeviceFacts, reads_peer
-from ggsched.topology.cost import machine_of
+from ggsched.topology.cost import MachineRates, machine_of
 from ggsched.topology.model import Topology
+from ggsched.units import nbytes_text, seconds_text
+from ggsched_llm.expert_sharing import Division, step_seconds
 from ggsched_llm.load import Model, weight_array
 from ggsched_llm.offload import Homes, copied_output, source_name
 from ggsched_llm.session_options import SessionOptions
@@ -47,18 +49,28 @@ class Sharing:
         who: The devices.
         shards: Weights and caches.
         alone: Those that are not shared because the user says so.
+        why: Experts are divided as they are; empty without experts.
     """
 
     spec: ModelSpec
     who: Participants
     shards: Shards
     alone: Alone
+    why: str = ""
 
     @classmethod
     def of(
-        cls, spec: ModelSpec, devices: Sequence[DeviceFacts], options: SessionOptions
+        cls,
+        spec: ModelSpec,
+        devices: Sequence[DeviceFacts],
+        options: SessionOptions,
+        rates: MachineRates | None = None,
     ) -> "Sharing":
         """Return how the devices share a model.
+
+        Args:
+            devices: Of the topology.
+            rates: Of the devices; equal ones if not given.
 
         Raises:
             UsageError: shares that do not fit the devices, a model that cannot be divided, or an
@@ -68,8 +80,30 @@ class Sharing:
         who = participants_of(options, devices)
         _warn_of_crossings(who, devices)
         alone = find_alone(spec, devices, who, options.offload)
-        shards = replace(split_model(spec, who, alone), peers=_peers(who, devices))
-        return cls(spec, who, shards, alone)
+        experts, peers = options.experts, _peers(who, devices)
+        experts.check(spec.hparams.n_expert)
+
+        def divided(division: Division, why: str) -> Sharing:
+            shards = replace(split_model(spec, who, alone, division), peers=peers)
+            return cls(spec, who, shards, alone, why)
+
+        ranges = experts.ranges(devices, who.devices[: len(who.shares)])
+        is_open = experts.parallel == "auto" and not ranges
+        if not is_open or spec.hparams.n_expert < max(map(len, who.groups)):
+            by_expert = bool(ranges) or experts.parallel == "on"
+            return divided(Division(by_expert, ranges), ", ".join(experts.said))
+        speeds = [1e12 if rates is None else rates.devices[d].bandwidth for d in who.devices]
+        ways = divided(Division(), "by columns"), divided(Division(True), "by expert")
+        excess = [way.excess_nbytes(devices) for way in ways]
+        seconds = [step_seconds(spec, way.shards, speeds) for way in ways]
+        best, other = sorted((0, 1), key=lambda i: (excess[i], seconds[i]))
+        more, words = excess[other] - excess[best], [ways[best].why, ways[other].why]
+        if more:
+            why = f"{words[0]}: {words[1]} needs {nbytes_text(more)} more than there is"
+        else:
+            times = [seconds_text(seconds[i]) for i in (best, other)]
+            why = f"{words[0]}: a step reads its experts in {times[0]}, {words[1]} in {times[1]}"
+        return replace(ways[best], why=why)
 
     def graph(self, graph: Graph) -> Graph:
         """Return the graph of a micro-batch in parts."""
@@ -87,7 +121,15 @@ class Sharing:
     @property
     def homes(self) -> Homes:
         """Where parts of weights and caches live, by their new names."""
-        return shard_homes(self.spec, self.shards, self.who, self.alone)
+        return shard_homes(self.spec, self.shards, self.who, self.alone, self.why)
+
+    def excess_nbytes(self, devices: Sequence[DeviceFacts]) -> int:
+        """Return the bytes of weights for which devices have no memory."""
+        used = [0] * len(devices)
+        for source in self.spec.weights:
+            for name, p in self.shards.members(source):
+                used[self.who.devices[p]] += self.nbytes(name)
+        return sum(max(0, n - d.memory_nbytes) for n, d in zip(used, devices, strict=True))
 
     def array(self, model: Model, name: str) -> NDArray[Any]:
         """Return the bytes of a part of a weight, as ``weight_array`` does of whole ones.
@@ -105,7 +147,10 @@ class Sharing:
     def is_mapped(self, name: str) -> bool:
         """Whether the bytes of a part stand together in the file."""
         layout = self.shards.layout(part_of(name)[0])
-        return not isinstance(layout, Split) or (layout.axis == 0 and len(layout.segments) == 1)
+        if not isinstance(layout, Split):
+            return True
+        spans = layout.spans(part_of(name)[1] or 0)
+        return layout.axis == 0 and sum(first < stop for first, stop in spans) == 1
 
     def nbytes(self, name: str) -> int:
         """Return the bytes of a part of a weight."""

@@ -3,9 +3,9 @@
 Attention is divided by heads of keys and values: each device has the rows of Q, K and V of its
 heads, their part of the cache, and the columns of the output matrix that multiply them. The network
 is divided by its inner width: rows of ``up`` and ``gate``, columns of ``down``; experts likewise,
-each of them on all devices. So both end in one sum over the devices. The output matrix is divided
-by rows; norms, routers and biases behind a sum are whole on every device, the token embedding on
-one.
+each of them on all devices, or some of them whole on each (``expert_sharing``). So both end in one
+sum over the devices. The output matrix is divided by rows; norms, routers and biases behind a sum
+are whole on every device, the token embedding on one.
 
 Layers that are not offloaded (``-ngl``), experts that stay on the CPU (``--n-cpu-moe``) and what
 ``-ot`` names live whole on one device: beside the devices that share layers the CPU takes part as
@@ -19,11 +19,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, lcm
 from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched.topology.caps import DeviceFacts
+from ggsched_llm.expert_sharing import Division
 from ggsched_llm.offload import EMBEDDING, OUTPUT, Homes, Offload, OverrideRule, find_device
 from ggsched_llm.spec import ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
@@ -174,23 +176,32 @@ def find_alone(
 _NOTHING: Final = Alone({})
 
 
-def split_model(spec: ModelSpec, who: Participants, alone: Alone = _NOTHING) -> Shards:
+def split_model(
+    spec: ModelSpec,
+    who: Participants,
+    alone: Alone = _NOTHING,
+    division: Division = Division(),  # noqa: B008  # frozen
+) -> Shards:
     """Return how weights and caches are shared. The model must have an output matrix of its own.
 
+    Args:
+        alone: What is not shared.
+        division: How experts are divided.
+
     Raises:
-        UsageError: nothing of the model can be divided.
+        UsageError: nothing of the model can be divided, or its experts cannot be in that way.
     """
     hp = spec.hparams
     layouts: dict[str, Layout] = dict.fromkeys((EMBEDDING, NEXT_TOKEN), Whole((who.host,)))
     n_host = min(alone.n_host, hp.n_layer)
     for layer in range(n_host, hp.n_layer):
         group = who.groups[(layer - n_host) * len(who.groups) // (hp.n_layer - n_host)]
-        own = _Group(spec, who, group)
+        own = _Group(spec, who, group, division)
         for name in (*_names(spec, layer), *hp.states_of(layer)):
             layouts[name] = Whole(group)
         layouts.update(own.attention(layer))
         layouts.update(own.networks(layer))
-    last = _Group(spec, who, who.groups[-1])
+    last = _Group(spec, who, who.groups[-1], division)
     layouts["output_norm.weight"] = Whole(who.groups[-1])
     layouts[OUTPUT] = last.split(0, (hp.n_vocab, 1.0, 1))
     layouts |= {name: Whole((p,)) for name, (p, _) in alone.homes.items()}
@@ -206,9 +217,14 @@ def split_model(spec: ModelSpec, who: Participants, alone: Alone = _NOTHING) -> 
 
 
 def shard_homes(
-    spec: ModelSpec, shards: Shards, who: Participants, alone: Alone = _NOTHING
+    spec: ModelSpec, shards: Shards, who: Participants, alone: Alone = _NOTHING, why: str = ""
 ) -> Homes:
-    """Return the device and the reason of each part of a weight or cache, by its new name."""
+    """Return the device and the reason of each part of a weight or cache, by its new name.
+
+    Args:
+        alone: What is not shared.
+        why: Experts are divided as they are.
+    """
     devices: dict[str, int] = {}
     reasons: dict[str, str] = {}
     for source in (*spec.weights, *spec.hparams.state_names):
@@ -216,14 +232,17 @@ def shard_homes(
         for name, p in shards.members(source):
             devices[name] = who.devices[p]
             _, asked = alone.homes.get(source, (p, ""))
-            reasons[name] = asked or _reason(layout, p)
+            reasons[name] = asked or _reason(
+                layout, p, why if expert_block_of(source) is not None else ""
+            )
     return Homes(devices, reasons, alone.unused, ExpertPolicy())
 
 
-def _reason(layout: Layout, part: int) -> str:
+def _reason(layout: Layout, part: int, why: str) -> str:
     if isinstance(layout, Split):
-        at = " and ".join(f"{first}:{stop}" for first, stop in layout.spans(part))
-        return f"{at} of axis {layout.axis} (-sm tensor)"
+        spans = [span for span in layout.spans(part) if span[0] < span[1]]
+        at = " and ".join(f"{first}:{stop}" for first, stop in spans)
+        return f"{at} of axis {layout.axis} (-sm tensor{why and f', {why}'})"
     return (
         "whole on one device (-sm tensor)" if len(layout.on or ()) == 1 else "a copy (-sm tensor)"
     )
@@ -236,8 +255,11 @@ def _names(spec: ModelSpec, layer: int) -> Iterator[str]:
 class _Group:
     """The participants that share a layer."""
 
-    def __init__(self, spec: ModelSpec, who: Participants, group: tuple[int, ...]) -> None:
+    def __init__(
+        self, spec: ModelSpec, who: Participants, group: tuple[int, ...], division: Division
+    ) -> None:
         self._spec, self._hp, self._group = spec, spec.hparams, group
+        self._division = division
         self._count = len(who.devices)
         self._shares = [who.shares[p] if p in group else 0.0 for p in range(len(who.shares))]
         self._shares += [0.0] * (self._count - len(self._shares))
@@ -302,6 +324,14 @@ class _Group:
             if match is None:
                 continue
             down = weights[name]
+            if self._division.is_by_expert and expert_block_of(name) is not None:
+                count = down.shape[0]
+                split = Split(0, self._division.segments(self._group, self._shares, count))
+                for part, kind in product(("down", "up", "gate"), ("weight", "bias")):
+                    other = f"{match[1]}{part}{match[3]}.{kind}"
+                    if other in weights:
+                        yield other, self._made(split)
+                continue
             axis, width = len(down.shape) - 1, down.shape[-1]
             parts = even_parts(width, self._shares, self._piece(width, down.dtype.block))
             yield name, self._made(Split(axis, (parts,)))

@@ -88,7 +88,8 @@ def part_array(whole: NDArray[Any], dtype: DType, split: Split, part: int) -> ND
         part: The participant.
     """
     pieces = []
-    for first, stop in split.spans(part):
+    spans = split.spans(part)
+    for first, stop in [span for span in spans if span[0] < span[1]] or spans[:1]:
         if dtype.is_quantized and split.axis == whole.ndim - 1:
             first, stop = dtype.row_nbytes(first), dtype.row_nbytes(stop)
         index = (*(slice(None) for _ in range(split.axis)), slice(first, stop))

@@ -12,6 +12,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.scheduler import Scheduler
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.draft_pacing import Pacing
+from ggsched_llm.expert_sharing import ExpertOptions, read_expert_split
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload
 from ggsched_llm.session import Session, SessionOptions
@@ -62,6 +63,14 @@ def test_logits(gpus, arch, name, devices):
     with gpus(arch) as driver:
         check_logits(name, devices)
     assert driver.counts["graph"], "steps behind the first two are replayed"
+
+
+def test_experts_by_expert(gpus):
+    """Captured steps in which each GPU computes with the experts that it has, and adds up."""
+    experts = ExpertOptions(split=read_expert_split("0:5-7,1:0-4"))
+    with gpus(90) as driver:
+        check_logits(GPT_OSS, TWO, split_mode="tensor", experts=experts)
+    assert driver.counts["graph"]
 
 
 @pytest.mark.parametrize(
