@@ -125,6 +125,7 @@ class BatchRunner:
         step_s: Seconds that the last step that chose took, without setting up. One that was over
             while the caller was busy counts as the one before at most.
         last_plan: Of the last run.
+        nbytes_beside: Returns the bytes of devices, by name, that a draft model takes.
         top_token: The first of the largest logits of the last token; None if a device chose it.
     """
 
@@ -156,6 +157,7 @@ class BatchRunner:
             free: Bytes of each device for all that the session has.
         """
         self._larger, self._free = larger, free
+        self.nbytes_beside: Callable[[], Mapping[str, int]] = dict
         self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._pads = spec.hparams.recurrent is None  # states take each token in
@@ -481,12 +483,14 @@ class BatchRunner:
         """Return ``step``, which the first prompt that is longer may make larger."""
         if self._larger and n_tokens > self.step:
             sizes, self._larger, chosen = self._larger, (), self._options
+            beside, devices = self.nbytes_beside(), self._scheduler.topology.devices
+            free = [n - beside.get(d.name, 0) for n, d in zip(self._free, devices, strict=True)]
             try:
                 for size in sizes:
                     self._options = larger = replace(chosen, n_ubatch=size)
                     logits_nbytes = 4 * size * self._spec.hparams.n_vocab
                     need = self.memory_need(size, 0, all_logits=False, chooses=False)
-                    if has_room(need, logits_nbytes, self._free):
+                    if has_room(need, logits_nbytes, free):
                         chosen = larger
                         break
             finally:  # no size stays that was not checked to its end

@@ -26,9 +26,11 @@ from ggsched.errors import (
     SyncTimeout,
     UsageError,
 )
+from ggsched.scheduler import Scheduler
 from ggsched_llm.batch_runner import BatchRunner
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.draft_pacing import Pacing
+from ggsched_llm.memory_need import MemoryNeed
 from ggsched_llm.sampling import Sampler
 from ggsched_llm.session_options import SessionOptions
 from ggsched_llm.timing import Timing
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from ggsched_llm.load import Model
 
 _LOG: Final = logging.getLogger("ggsched")
+_STEPS: Final = 2
+"""Tokens behind a prompt by which memory is counted: later ones need little more."""
+
 _MAX_PADDING: Final = 128
 """Rows by which vocabularies of models of one family differ: their matrices are padded."""
 
@@ -51,6 +56,11 @@ class DraftedSequence(Protocol):
     batches: BatchRunner
     draft: "Draft | None"
     _tokens: list[int]
+
+    scheduler: Scheduler
+
+    def memory_need(self, n_prompt: int, n_predict: int) -> MemoryNeed:
+        """See ``Session``."""
 
     def _check(self, tokens: Sequence[int]) -> None: ...
 
@@ -118,6 +128,14 @@ class Draft:
         self._devices = devices
         self._agreed = 0  # tokens that both sequences are known to have in common
         self._next: int | None = None  # what follows all tokens of the draft's sequence
+
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes that the draft takes of its devices, by name."""
+        inner = self.session
+        n_prompt = min(inner.options.n_ctx, inner.options.step)
+        need = inner.memory_need(n_prompt, min(_STEPS, inner.options.n_ctx - n_prompt))
+        devices = inner.scheduler.topology.devices
+        return {facts.name: need.least[d].total for d, facts in enumerate(devices)}
 
     def keep(self, n_tokens: int) -> None:
         """Take note that what the model has behind a number of tokens may be taken back."""

@@ -530,10 +530,12 @@ class Session:
             raise
         self._drop_draft()
         self.draft = Draft(inner, options, own, is_apart=not ours.keys() & devices.keys())
+        self.batches.nbytes_beside = self.draft.nbytes
 
     def _drop_draft(self) -> None:
         draft, self.draft = self.draft, None
         if draft is not None:
+            self.batches.nbytes_beside = dict
             draft.close()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from ggsched_llm.offload import EMBEDDING, Homes
 from ggsched_llm.session import Session
 from ggsched_llm.session_options import SessionOptions
 from ggsched_testing.plan_builder import fake_device
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.models.helpers import ORACLE
 
 GPU, CPU = (replace(fake_device(f"{kind}:0"), kind=kind) for kind in ("gpu", "cpu"))
@@ -84,6 +85,22 @@ def test_a_size_stays_only_if_there_was_room(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             session.feed(range(1, 41))
         assert session.batches.step == 8
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_a_draft_model_takes_its_memory_first():
+    """Of a device that holds the model with larger micro-batches, or the model and its draft."""
+    model, options = load_model(ORACLE / "llama-tiny-f32.gguf"), SessionOptions(n_ctx=64)
+    steps = []
+    for has_draft in (False, True):
+        (device,) = SimWorld([SimConfig(memory_nbytes=1_190_000)]).open_all()
+        with Session(model, [device], options) as session:
+            if has_draft:
+                session.use_draft(model)
+                assert session.draft.nbytes()["sim:0"] > 300_000
+            session.feed(range(1, 41))
+            steps.append(session.batches.step)
+    assert steps == [32, 8]
 
 
 @pytest.mark.usefixtures("small_sizes")
