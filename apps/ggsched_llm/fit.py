@@ -7,11 +7,11 @@ is missed, and few plans are made. The context is kept as long as anything fits 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import combinations_with_replacement, pairwise
 from math import comb
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.flags import HOMES, flag, number, read_size
@@ -67,6 +67,7 @@ class FitRequest:
             it as it is wanted.
         margin: Bytes of each memory to leave free, and a share of what is free; the larger counts.
         all_logits: Whether each token of a prompt gets logits.
+        beside: Bytes of devices, by name, that a draft model takes.
     """
 
     least_ctx: int | None = None
@@ -75,6 +76,7 @@ class FitRequest:
         param="fit_margin", heading=HOMES, metavar="SIZE|N%", unset="5%",
     )  # fmt: skip
     all_logits: bool = False
+    beside: Mapping[str, int] = field(default_factory=dict)
 
     def contexts(self, n_ctx: int) -> Iterator[int]:
         """Yield the sizes of the context that will do, the one that is wanted first."""
@@ -146,38 +148,80 @@ def fit(
         OutOfDeviceMemory: nothing fits.
         UsageError: an override or a split that makes no sense.
     """
+    space = ByLayers(spec, topology, rates, offload, step, make)
+    return fastest(space, topology, free, request, n_ctx=n_ctx, step=step)
+
+
+class Choice(Protocol):
+    """One way to place a model."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Rows of the KV cache."""
+
+    def text(self) -> str:
+        """Return it as options."""
+
+
+C = TypeVar("C", bound=Choice)
+
+
+class FitSpace(Protocol[C]):
+    """The ways to place a model, among which ``fastest`` chooses."""
+
+    def candidates(self, n_ctx: int, limits: Sequence[int]) -> Iterator[C]:
+        """Yield what there is to choose from, see ``candidates``."""
+
+    def estimate(self, choice: C) -> float:
+        """Return about how many seconds a micro-batch and ``DECODING_STEPS`` take."""
+
+    def least_bytes(self, choice: C) -> Mapping[int, int]:
+        """Return bytes by device below which no plan is; none where no bound is certain."""
+
+    def offload(self, choice: C) -> Offload:
+        """Return a choice as options of a session."""
+
+    def plans(self, choice: C) -> Callable[[BatchSize], Plan]:
+        """Return what makes the plan of a micro-batch."""
+
+
+def fastest(
+    space: FitSpace[C],
+    topology: Topology,
+    free: Sequence[int],
+    request: FitRequest,
+    *,
+    n_ctx: int,
+    step: int,
+) -> Fit:
+    """Return the fastest choice that fits, with the largest context that fits; see ``fit``.
+
+    Raises:
+        OutOfDeviceMemory: nothing fits.
+    """
+    free = [n - request.beside.get(f.name, 0) for n, f in zip(free, topology.devices, strict=True)]
     limits, tried, misses = request.limits(free), 0, list[Miss]()
     lacks = partial(shortage, topology, limits)
+
+    def confirm(choice: C) -> Fit | None:
+        nonlocal tried
+        missing = lacks(space.least_bytes(choice), {})
+        if not missing:
+            tried += 1
+            sizes = micro_batches(choice.n_ctx, step, all_logits=request.all_logits)
+            missing, need, kept = _planned(sizes, space.plans(choice), len(limits), lacks)
+        if missing:
+            misses.append((choice, missing))
+            return None
+        seconds = space.estimate(choice)
+        reasons = fit_reasons(choice, seconds, need, misses, topology, free, wanted=n_ctx)
+        return Fit(
+            space.offload(choice), choice.n_ctx, kept, need, reasons, tried, request.all_logits,
+            topology, limits,
+        )  # fmt: skip
+
     for size in request.contexts(n_ctx):
-        costs = fit_costs(spec, topology, rates, offload, size, step)
-
-        def confirm(choice: Candidate, costs: LayerCosts = costs) -> Fit | None:
-            nonlocal tried
-            moves = offload.experts.offload != "off"
-            # With overrides no bound is certain.
-            missing = {} if offload.overrides else lacks(costs.least_bytes(choice, moves), {})
-            if not missing:
-                tried += 1
-                given = _offload(offload, choice)
-                homes = find_homes(spec, topology, given)
-                sizes = micro_batches(choice.n_ctx, step, all_logits=request.all_logits)
-
-                def plan(batch: BatchSize) -> Plan:
-                    return make(batch.graph(spec, choice.n_ctx), homes)
-
-                missing, need, kept = _planned(sizes, plan, len(limits), lacks)
-            if missing:
-                misses.append((choice, missing))
-                return None
-            seconds = costs.estimate(choice)
-            reasons = fit_reasons(choice, seconds, need, misses, topology, free, wanted=n_ctx)
-            return Fit(
-                given, choice.n_ctx, kept, need, reasons, tried, request.all_logits, topology,
-                limits,
-            )  # fmt: skip
-
-        open_ones = candidates(spec, topology, offload, costs, size, limits)
-        found = next(ranked(open_ones, costs.estimate, confirm), None)
+        found = next(ranked(space.candidates(size, limits), space.estimate, confirm), None)
         if found is not None:
             return found
     choice, missing = shortest(misses)
@@ -187,6 +231,53 @@ def fit(
         why=f"{choice.text()} comes closest and lacks {lacking_text(missing, ', ')}",
         hint="take a smaller -ub, a smaller --fit-margin or more devices",
     )
+
+
+class ByLayers:
+    """Layers on accelerators, experts on the host."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        topology: Topology,
+        rates: MachineRates,
+        offload: Offload,
+        step: int,
+        make: Make,
+    ) -> None:
+        """See ``fit``."""
+        self._spec, self._topology, self._offload, self._make = spec, topology, offload, make
+        self._costs = cache(lambda n_ctx: fit_costs(spec, topology, rates, offload, n_ctx, step))
+
+    def candidates(self, n_ctx: int, limits: Sequence[int]) -> Iterator[Candidate]:
+        """See ``FitSpace``."""
+        costs = self._costs(n_ctx)
+        return candidates(self._spec, self._topology, self._offload, costs, n_ctx, limits)
+
+    def estimate(self, choice: Candidate) -> float:
+        """See ``FitSpace``."""
+        return self._costs(choice.n_ctx).estimate(choice)
+
+    def least_bytes(self, choice: Candidate) -> Mapping[int, int]:
+        """See ``FitSpace``; with overrides no bound is certain."""
+        if self._offload.overrides:
+            return {}
+        moves = self._offload.experts.offload != "off"
+        return self._costs(choice.n_ctx).least_bytes(choice, moves)
+
+    def offload(self, choice: Candidate) -> Offload:
+        """See ``FitSpace``."""
+        return replace(
+            self._offload,
+            n_gpu_layers=choice.n_gpu_layers if choice.counts else self._offload.n_gpu_layers,
+            n_cpu_moe=choice.n_cpu_moe,
+            stage_layers=choice.counts or None,
+        )
+
+    def plans(self, choice: Candidate) -> Callable[[BatchSize], Plan]:
+        """See ``FitSpace``."""
+        homes = find_homes(self._spec, self._topology, self.offload(choice))
+        return lambda batch: self._make(batch.graph(self._spec, choice.n_ctx), homes)
 
 
 def fit_costs(
@@ -272,12 +363,12 @@ def micro_batches(n_ctx: int, step: int, *, all_logits: bool = False) -> list[Ba
     return [*prompt, *batch_schedule(1, n_ctx, n_ctx=n_ctx, step=1)]
 
 
-Miss = tuple[Candidate, Mapping[str, int]]
+Miss = tuple[Choice, Mapping[str, int]]
 """A choice, and the bytes that it lacks by device."""
 
 
 def fit_reasons(
-    choice: Candidate,
+    choice: Choice,
     seconds: float,
     need: MemoryNeed,
     misses: Sequence[Miss],
@@ -375,12 +466,3 @@ def _planned(
         if not found[0]:
             break
     return found
-
-
-def _offload(offload: Offload, choice: Candidate) -> Offload:
-    return replace(
-        offload,
-        n_gpu_layers=choice.n_gpu_layers if choice.counts else offload.n_gpu_layers,
-        n_cpu_moe=choice.n_cpu_moe,
-        stage_layers=choice.counts or None,
-    )

@@ -51,7 +51,7 @@ def check_memory(
         why=f"{lacking_text(missing)} are missing",
         hint=_advice(session, all_logits)
         if session.sharing is None
-        else "take more devices or a smaller -c, or other shares (-ts)",
+        else "let --fit choose, or take more devices, a smaller -c or other shares (-ts)",
     )
 
 

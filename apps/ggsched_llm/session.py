@@ -31,6 +31,7 @@ from ggsched_llm.default_devices import DefaultDevices
 from ggsched_llm.draft import Draft, check_vocabularies
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.fit import Fit
+from ggsched_llm.fit_sharing import fit_in_shares
 from ggsched_llm.generation import generate
 from ggsched_llm.homes import ChosenHomes, choose_homes
 from ggsched_llm.load import Model, weight_array
@@ -573,8 +574,12 @@ class Session:
         shared = self.sharing
         if shared is None:
             return choose_homes(self.spec, self.scheduler, self.rates, self.options)
-        options = sharing_options(self.options, shared)
-        return ChosenHomes(shared.spec, options, shared.homes, None)
+        options, chosen = self.options, None
+        if options.fit is not None:
+            options, chosen, shared = fit_in_shares(self.spec, self.scheduler, self.rates, options)
+            self.sharing = shared
+        options = sharing_options(options, shared)
+        return ChosenHomes(shared.spec, options, shared.homes, chosen)
 
     def _measured_rates(self) -> MachineRates:
         """Return the rates, with what decides where weights of a CPU are used measured if guessed.

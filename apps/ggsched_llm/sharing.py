@@ -123,6 +123,14 @@ class Sharing:
         """Where parts of weights and caches live, by their new names."""
         return shard_homes(self.spec, self.shards, self.who, self.alone, self.why)
 
+    @property
+    def is_by_expert(self) -> bool:
+        """Whether devices have different experts of a layer."""
+        return any(
+            isinstance(layout, Split) and layout.axis == 0 and "ffn_down_exps.weight" in name
+            for name, layout in self.shards.layouts.items()
+        )
+
     def excess_nbytes(self, devices: Sequence[DeviceFacts]) -> int:
         """Return the bytes of weights for which devices have no memory."""
         used = [0] * len(devices)
@@ -196,13 +204,13 @@ def check_sharing(options: SessionOptions) -> None:
     Raises:
         UsageError: such an option is given.
     """
-    understood = ("-ts", "-ngl", "--n-cpu-moe", "-ot")
+    understood = ("-ts", "-ngl", "--n-cpu-moe", "-ot", "--fit")
     said = [name for name in options.said if name not in understood]
     if said:
         raise UsageError(
             f"{', '.join(said)} with -sm tensor",
             why="devices share each layer, in the shares of -ts",
-            hint="leave it out, or use -ts, -ngl, --n-cpu-moe and -ot",
+            hint="leave it out, or use -ts, -ngl, --n-cpu-moe, -ot and --fit",
         )
 
 

@@ -194,13 +194,17 @@ def split_model(
     hp = spec.hparams
     layouts: dict[str, Layout] = dict.fromkeys((EMBEDDING, NEXT_TOKEN), Whole((who.host,)))
     n_host = min(alone.n_host, hp.n_layer)
+    names: dict[int | None, list[str]] = {}
+    for name in spec.weights:
+        names.setdefault(block_of(name), []).append(name)
     for layer in range(n_host, hp.n_layer):
         group = who.groups[(layer - n_host) * len(who.groups) // (hp.n_layer - n_host)]
         own = _Group(spec, who, group, division)
-        for name in (*_names(spec, layer), *hp.states_of(layer)):
+        own_names = names.get(layer, [])
+        for name in (*own_names, *hp.states_of(layer)):
             layouts[name] = Whole(group)
         layouts.update(own.attention(layer))
-        layouts.update(own.networks(layer))
+        layouts.update(own.networks(own_names))
     last = _Group(spec, who, who.groups[-1], division)
     layouts["output_norm.weight"] = Whole(who.groups[-1])
     layouts[OUTPUT] = last.split(0, (hp.n_vocab, 1.0, 1))
@@ -246,10 +250,6 @@ def _reason(layout: Layout, part: int, why: str) -> str:
     return (
         "whole on one device (-sm tensor)" if len(layout.on or ()) == 1 else "a copy (-sm tensor)"
     )
-
-
-def _names(spec: ModelSpec, layer: int) -> Iterator[str]:
-    return (name for name in spec.weights if name.startswith(f"blk.{layer}."))
 
 
 class _Group:
@@ -316,10 +316,10 @@ class _Group:
             found[f"{blk}.{kind}_cache"] = self._made(Split(1, (kv,)))
         return found
 
-    def networks(self, layer: int) -> Iterator[tuple[str, Layout]]:
-        """Yield the weights of the networks of a block, experts among them, that are split."""
+    def networks(self, names: Sequence[str]) -> Iterator[tuple[str, Layout]]:
+        """Yield the weights of the networks, experts among them, that are split, of a block's."""
         weights = self._spec.weights
-        for name in _names(self._spec, layer):
+        for name in names:
             match = _DOWN.match(name)
             if match is None:
                 continue

@@ -19,7 +19,6 @@ from ggsched.ir.dtype import BF16, dtype_by_name
 from ggsched.plan.stats import plan_stats
 from ggsched.sanitize import check_plan
 from ggsched_llm.batches import BatchSize
-from ggsched_llm.fit import FitRequest
 from ggsched_llm.load import load_model
 from ggsched_llm.offload import Offload, OverrideRule, copied_output
 from ggsched_llm.session import Session, SessionOptions
@@ -410,7 +409,6 @@ def test_any_tensor_on_any_device(devices, data):
         ({"offload": Offload(split_by="cost")}, "--split-by"),
         ({"offload": Offload(overrides=(OverrideRule(re.compile("x"), "cpu:0"),))}, "-ot"),
         ({"placement": "cost"}, "--placement"),
-        ({"fit": FitRequest()}, "--fit"),
     ],
 )
 def test_options_that_say_where_layers_live_are_refused(tmp_path, options, what):
