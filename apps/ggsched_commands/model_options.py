@@ -170,10 +170,9 @@ def open_session(
         settings=verified(settings, given["verify"]),
         progress=progress,
         recorder=recorder,
+        draft=None if draft is None else (draft, record_of(DraftOptions, given)),
     )
     try:
-        if draft is not None:
-            session.use_draft(draft, record_of(DraftOptions, given))
         _log_session(session)
         _remark(session, given)
     except BaseException:

@@ -12,7 +12,7 @@ from ggsched.cli.topology_file import topology_option, written_devices
 from ggsched.config import Settings
 from ggsched.errors import UsageError
 from ggsched_commands.help_groups import GroupedCommand
-from ggsched_commands.model_options import model_options, open_session
+from ggsched_commands.model_options import draft_options, model_options, open_session
 from ggsched_commands.onnx_plan import onnx_plan_options
 from ggsched_commands.plan_explain import explain_option, print_explanation
 from ggsched_commands.plan_memory import memory_options, print_memory
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 @topology_option
 @explain_option
 @memory_options
+@draft_options
 @json_option
 @click.pass_obj
 @settings_options(*PLANNING)

@@ -1,6 +1,6 @@
 """``ggsched plan --memory``: what a run takes on each device, before anything is loaded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -68,7 +68,9 @@ def print_memory(
         )
     need = session.memory_need(prompt_tokens, n_predict)
     free = session.scheduler.free_nbytes()
-    short = [name for d, name in _names(session) if d != HOST and need.least[d].total > free[d]]
+    drafts = _drafts(session)
+    taken = {d: need.least[d].total + drafts.get(name, 0) for d, name in _names(session)}
+    short = [name for d, name in _names(session) if d != HOST and taken[d] > free[d]]
     if as_json:
         write_json({"fits": not short, **_json(session, need, free, prompt_tokens, n_predict)})
     else:
@@ -88,6 +90,7 @@ def _json(
     session: "Session", need: "MemoryNeed", free: Sequence[int], prompt: int, n_predict: int
 ) -> dict[str, Any]:
     devices = {}
+    drafts = _drafts(session)
     for d, name in _names(session):
         peak = need.peak[d]
         devices[name] = {
@@ -95,6 +98,7 @@ def _json(
             "total": peak.total,
             "one_plan_at_a_time": need.least[d].total,
             "largest_buffer": need.largest[d],
+            **({"draft": drafts.get(name, 0)} if drafts else {}),
         }
         if d != HOST:
             facts = session.scheduler.topology.devices[d]
@@ -121,18 +125,22 @@ def _lines(
         f"a prompt of {prompt} tokens and {n_predict} generated"
     )
     yield f"{need.plans} plans, {need.kept} of them kept at once at most"
-    names = _names(session)
+    names, drafts = _names(session), _drafts(session)
     digits = max(len(f"{n:,}") for n in (*free, *(need.peak[d].total for d, _ in names)))
     width = max(_WIDTH, digits + 1)
     columns = (_LINE - _LABEL) // width
     for start in range(0, len(names), columns):
         yield ""
-        yield from _table(need, free, names[start : start + columns], width)
+        yield from _table(need, free, names[start : start + columns], width, drafts)
     yield ""
 
 
 def _table(
-    need: "MemoryNeed", free: Sequence[int], columns: Sequence[tuple[int, str]], width: int
+    need: "MemoryNeed",
+    free: Sequence[int],
+    columns: Sequence[tuple[int, str]],
+    width: int,
+    drafts: Mapping[str, int],
 ) -> Iterator[str]:
     def row(label: str, cells: Sequence[str]) -> str:
         return (f"{label:<{_LABEL}}" + "".join(f"{cell:>{width}}" for cell in cells)).rstrip()
@@ -145,7 +153,14 @@ def _table(
         yield row(label, [f"{getattr(need.peak[d], kind):,}" for d, _ in columns])
     yield row("total", [f"{need.peak[d].total:,}" for d, _ in columns])
     yield row("one plan at once", [f"{need.least[d].total:,}" for d, _ in columns])
+    if drafts:
+        yield row("draft model", [f"{drafts.get(name, 0):,}" for _, name in columns])
     yield row("free", ["" if d == HOST else f"{free[d]:,}" for d, _ in columns])
+
+
+def _drafts(session: "Session") -> Mapping[str, int]:
+    """Return the bytes that a draft model takes beside, by device; none without one."""
+    return {} if session.draft is None else session.draft.nbytes()
 
 
 def _names(session: "Session") -> list[tuple[int, str]]:

@@ -77,14 +77,17 @@ class Session:
         settings: Settings | None = None,
         progress: Progress | None = None,
         recorder: Recorder | None = None,
+        draft: tuple[Model, DraftOptions] | None = None,
     ) -> None:
         """Open devices and decide where the model's tensors live; nothing is loaded yet.
 
         Without devices, and if the options do not divide the model over several, the devices are
-        those that are predicted to be fastest (``ggsched_llm.default_devices``).
+        those that are predicted to be fastest (``ggsched_llm.default_devices``). With a draft,
+        ``--fit`` leaves its memory, and ``use_draft`` is called in the end.
 
         Raises:
-            UsageError: invalid sizes, or a rule for a device that is not among them.
+            UsageError: invalid sizes, a rule for a device that is not among them, or a draft that
+                ``use_draft`` refuses.
             BackendUnavailable: a device that does not exist.
         """
         self.model = model
@@ -114,14 +117,18 @@ class Session:
             progress=progress,
             recorder=recorder,
         )
-        self._asked = self.spec, self.options
         self.timing = Timing()
         self.draft: Draft | None = None
         self._is_closed = False
         self._tokens: list[int] = []
         self._edits = 0  # of the sequence; what is being generated belongs to one of them
         try:
+            if draft is not None:
+                self._leave_room_for(*draft)
+            self._asked = self.spec, self.options
             self._settle()
+            if draft is not None:
+                self.use_draft(*draft)
         except BaseException:
             self.scheduler.close()
             raise
@@ -504,6 +511,18 @@ class Session:
         for spec in (self.spec, model.spec):
             refuse_to_cut(spec, "a draft", "generate without a draft model")
         check_vocabularies(self.model, model)
+        made = self._draft_of(model, options)
+        self._drop_draft()
+        self.draft = made
+        self.batches.nbytes_beside = self.draft.nbytes
+
+    def _draft_of(self, model: Model, options: DraftOptions) -> Draft:
+        """Open a draft model beside this one.
+
+        Raises:
+            UsageError: a device of another machine.
+            BackendUnavailable: a device that does not exist.
+        """
         ours = {device.facts.name: device for device in self.scheduler.devices}
         names = options.draft_devices or tuple(ours)[:1]
         if away := [name for name in names if "://" in name]:
@@ -529,9 +548,18 @@ class Session:
             for device in own:
                 device.close()
             raise
-        self._drop_draft()
-        self.draft = Draft(inner, options, own, is_apart=not ours.keys() & devices.keys())
-        self.batches.nbytes_beside = self.draft.nbytes
+        return Draft(inner, options, own, is_apart=not ours.keys() & devices.keys())
+
+    def _leave_room_for(self, model: Model, options: DraftOptions) -> None:
+        """Let ``--fit`` leave what a draft model takes."""
+        if self.options.fit is None:
+            return
+        draft = self._draft_of(model, options)
+        try:
+            fit = replace(self.options.fit, beside=draft.nbytes())
+        finally:
+            draft.close()
+        self.options = replace(self.options, fit=fit)
 
     def _drop_draft(self) -> None:
         draft, self.draft = self.draft, None
