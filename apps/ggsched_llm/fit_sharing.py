@@ -29,7 +29,6 @@ class SharedChoice:
     Attributes:
         n_ctx: Rows of the KV cache.
         shares: Of the devices; None for equal ones.
-        n_gpu_layers: None for all.
         n_cpu_moe: Leading blocks whose experts stay on the CPU.
     """
 
