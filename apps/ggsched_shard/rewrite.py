@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import sqrt
 from typing import Final
 
 from ggsched.errors import PlanError
@@ -48,8 +49,9 @@ _DIRECT: Final = 2
 _MANY: Final = 4
 """Where more participants than that copy, messages cost more than a second way for the bytes."""
 
-_PIECE_NBYTES: Final = 512 << 10
-"""A piece of as many bytes takes longer than a message costs, over links of 20 GB/s."""
+_PIECE_NBYTES: Final = 384 << 10
+"""So many bytes over links of 20 GB/s take about as long as a message. With k participants that add
+up, messages take k times as long, and bytes 1/k: the root of n pieces is best (ADR 45)."""
 
 
 @dataclass(frozen=True)
@@ -329,18 +331,20 @@ class _Rewriter:
     def _add_up(self, t: Tensor, layout: Partial) -> dict[int, Key]:
         """Return a sum on each participant of a group, added up in the order of participants.
 
-        Of a few rows each adds up all; one does for all where participants copy and there are many:
-        then a sum is as many messages as there are participants, twice, instead of their square. Of
-        many rows, with more than two participants, each adds up some and gives them to the others,
-        so that less is sent.
+        Of a few rows each adds up all; of many rows, with more than two participants, each adds up
+        some and gives them to the others, so that less is sent. Where more participants copy, only
+        some of them add up: a sum is two messages for each of these and each participant, and the
+        bytes that one of these receives and gives away are in proportion to their share of rows.
         """
         parts, group = [self._operand(t, None, q) for q in layout.on], self.shards.group(layout.on)
-        has_root = len(group) > _MANY and not self.shards.peers.issuperset(group)
-        least = _PIECE_NBYTES * len(group) if has_root else SCATTERED_NBYTES
-        if len(group) <= _DIRECT or t.nbytes < least or t.shape[0] < len(group):
-            adding = group[:1] if has_root else group
-            return {p: self._chain(t, "add", parts, p).key for p in adding}
-        ends = accumulate(even_parts(t.shape[0], [1.0] * len(group), 1))
+        if len(group) > _MANY and not self.shards.peers.issuperset(group):
+            count = round(sqrt(t.nbytes / _PIECE_NBYTES))
+            adding = group[: max(1, min(t.shape[0], count))]
+        elif len(group) <= _DIRECT or t.nbytes < SCATTERED_NBYTES or t.shape[0] < len(group):
+            return {p: self._chain(t, "add", parts, p).key for p in group}
+        else:
+            adding = group
+        ends = accumulate(even_parts(t.shape[0], [1.0] * len(adding), 1))
         sums = [
             self._chain(
                 t,
@@ -348,8 +352,10 @@ class _Rewriter:
                 [Ref(part.key, part.window.sliced(0, first, stop)) for part in parts],
                 p,
             )
-            for p, (first, stop) in zip(group, pairwise([0, *ends]), strict=True)
+            for p, (first, stop) in zip(adding, pairwise([0, *ends]), strict=True)
         ]
+        if len(adding) == 1:
+            return {adding[0]: sums[0].key}
         return {p: self._chain(t, "concat", sums, p, axis=0).key for p in group}
 
     def _chain(

@@ -33,7 +33,7 @@ class Step:
     def __init__(self, p, n_tokens, n_past, *, cpu=False, peers=False, **options):
         topology = gpus(p, cpu=cpu)
         facts = tuple(replace(d, reads_peers=peers) for d in topology.devices)
-        topology = replace(topology, devices=facts)
+        self.topology = topology = replace(topology, devices=facts)
         with session(LLAMA, topology, **options) as s:
             self.graph = s.graph(n_tokens, n_past, 1)
             self.plan = s.plan_of(self.graph)
@@ -124,6 +124,32 @@ def test_messages_grow_with_the_devices_and_not_with_their_square(steps):
         assert check_plan(step.plan).is_clean
     assert len(large.plan.commands) < 4.5 * len(small.plan.commands)
     assert small.seconds < 1.1 * steps(4, 1, 511, split_mode="tensor").seconds
+
+
+@pytest.mark.parametrize(("n_tokens", "adding", "least"), [(64, 2, 1.15), (512, 5, 1.6)])
+def test_of_many_rows_some_devices_add_up_parts(steps, n_tokens, adding, least):
+    """Two messages for each of them and each device; more would cost more than the bytes."""
+    step = steps(8, n_tokens, 0, split_mode="tensor")
+    copies = [c for c in step.plan.commands if isinstance(c, Copy)]
+    assert len(copies) <= 2 * adding * 8 * (2 * LAYERS + 2)
+    assert steps(1, n_tokens, 0).seconds / step.seconds >= least
+
+
+# Of one GPU, with rates like an H200's and 350 GB/s between each two. Sums are launches of their
+# own here; where products push rows (ADR 59), four GPUs were measured at 2.55 of one in decoding.
+NVLINK = [(4, 1, 511, 2.0), (8, 1, 511, 2.15), (4, 512, 0, 1.75), (8, 512, 0, 1.8)]
+
+
+@pytest.mark.parametrize(("p", "n_tokens", "n_past", "least"), NVLINK)
+def test_more_gpus_that_read_each_other(steps, p, n_tokens, n_past, least):
+    alone, together = (
+        steps(n, n_tokens, n_past, peers=True, split_mode="tensor" if n > 1 else "layer")
+        for n in (1, p)
+    )
+    seconds = [
+        predict_step(s.graph, s.plan, like_h200(s.topology)).seconds for s in (alone, together)
+    ]
+    assert seconds[0] / seconds[1] >= least
 
 
 @pytest.mark.parametrize("p", [2, 4])

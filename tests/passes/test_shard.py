@@ -331,6 +331,30 @@ def test_experts_of_others_are_neither_read_nor_counted():
     assert up[0].nbytes < up[1].nbytes < whole.nbytes
 
 
+@given(st.integers(2, 9), st.integers(1, 7), st.sampled_from([1, 64, 4096]), st.data())
+def test_sums_of_many_participants_have_the_same_bits(members, rows, piece, data):
+    """Whoever adds up, and however many rows each of them: in the order of participants."""
+    g, rng = GraphBuilder(), np.random.default_rng(rows)
+    x, w = g.input("x", (rows, 2 * members)), g.weight("w", (8, 2 * members))
+    made = g.mul_mat(w, x, name="made")
+    peers = frozenset(range(members)) if data.draw(st.booleans()) else frozenset()
+    graph = g.build(g.rms_norm(made, eps=1e-5))
+    shards = Shards(members, {"w": Split(1, ((2,) * members,))}, peers=peers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ggsched_shard.rewrite._PIECE_NBYTES", piece)
+        patch.setattr("ggsched_shard.rewrite.SCATTERED_NBYTES", 4 * piece)
+        sharded = shard_graph(graph, shards)
+    values = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in (x, w)}
+    found = run_oracle(sharded.graph, parts_of(values, graph, shards))
+    wanted = run_oracle(graph, values)
+    for old, tid in sharded.tensor_of.items():
+        np.testing.assert_allclose(found[tid], wanted[old], rtol=RTOL, atol=ATOL)
+    adding = [n for n in sharded.graph.nodes if part_of(n.name)[0] == "made_sum"]
+    assert {n.op for n in adding} == {"add"}
+    if members > 4 and not peers:
+        assert len(adding) <= (members - 1) * max(1, round((32 * rows / piece) ** 0.5))
+
+
 def test_what_is_received_is_enqueued_before_the_next_product():
     """A copy may stand on its sender's queue: behind a product it would be late."""
     graph, shards = two_layers()
