@@ -125,7 +125,6 @@ class BatchRunner:
         step_s: Seconds that the last step that chose took, without setting up. One that was over
             while the caller was busy counts as the one before at most.
         last_plan: Of the last run.
-        nbytes_beside: Returns the bytes of devices, by name, that a draft model takes.
         top_token: The first of the largest logits of the last token; None if a device chose it.
     """
 
@@ -142,6 +141,7 @@ class BatchRunner:
         lanes: int = 1,
         larger: Sequence[int] = (),
         free: Sequence[int] = (),
+        nbytes_beside: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """Take what runs the model.
 
@@ -155,9 +155,10 @@ class BatchRunner:
             larger: Sizes of micro-batches that the first prompt which is longer than one may have
                 in place of that of the options, if there is room.
             free: Bytes of each device for all that the session has.
+            nbytes_beside: Returns the bytes of devices, by name, that a draft model takes of these.
         """
         self._larger, self._free = larger, free
-        self.nbytes_beside: Callable[[], Mapping[str, int]] = dict
+        self._nbytes_beside = nbytes_beside
         self._rewrite = rewrite
         self._spec, self._scheduler, self._options = spec, scheduler, options
         self._pads = spec.hparams.recurrent is None  # states take each token in
@@ -483,7 +484,7 @@ class BatchRunner:
         """Return ``step``, which the first prompt that is longer may make larger."""
         if self._larger and n_tokens > self.step:
             sizes, self._larger, chosen = self._larger, (), self._options
-            beside, devices = self.nbytes_beside(), self._scheduler.topology.devices
+            beside, devices = self._nbytes_beside(), self._scheduler.topology.devices
             free = [n - beside.get(d.name, 0) for n, d in zip(self._free, devices, strict=True)]
             try:
                 for size in sizes:

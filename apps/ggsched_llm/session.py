@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from types import TracebackType
@@ -14,7 +15,7 @@ from ggsched.backend.protocols import Device
 from ggsched.backend.registry import open_devices
 from ggsched.calibrate.cache import load_rates
 from ggsched.config import Settings
-from ggsched.errors import UsageError
+from ggsched.errors import GgschedError, UsageError
 from ggsched.ir.dtype import DType
 from ggsched.ir.graph import Graph
 from ggsched.passes.place import Constraints
@@ -158,6 +159,7 @@ class Session:
             lanes=lanes,
             larger=larger_steps(self.options, topology.devices, self.homes, lanes),
             free=self.scheduler.free_nbytes(),
+            nbytes_beside=lambda: _nbytes_of(self.draft),
         )
         if self.fit is not None and self.options.pipelining == "auto":
             self._let_pipeline_fit(self.fit)
@@ -514,7 +516,6 @@ class Session:
         made = self._draft_of(model, options)
         self._drop_draft()
         self.draft = made
-        self.batches.nbytes_beside = self.draft.nbytes
 
     def _draft_of(self, model: Model, options: DraftOptions) -> Draft:
         """Open a draft model beside this one.
@@ -556,7 +557,7 @@ class Session:
             return
         draft = self._draft_of(model, options)
         try:
-            fit = replace(self.options.fit, beside=draft.nbytes())
+            fit = replace(self.options.fit, beside=_nbytes_of(draft))
         finally:
             draft.close()
         self.options = replace(self.options, fit=fit)
@@ -564,7 +565,6 @@ class Session:
     def _drop_draft(self) -> None:
         draft, self.draft = self.draft, None
         if draft is not None:
-            self.batches.nbytes_beside = dict
             draft.close()
 
     def close(self) -> None:
@@ -681,6 +681,13 @@ class Session:
                 why=f"it holds {self.options.n_ctx}",
                 hint="use a larger -c, or a shorter prompt",
             )
+
+
+def _nbytes_of(draft: Draft | None) -> dict[str, int]:
+    """Return what a draft takes of devices; nothing where its plans cannot be made, as it says."""
+    with suppress(GgschedError):
+        return {} if draft is None else draft.nbytes()
+    return {}
 
 
 def _is_id(token: object) -> bool:

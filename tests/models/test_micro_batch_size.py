@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ggsched.errors import PlanError
+from ggsched_llm.draft import Draft
 from ggsched_llm.load import load_model
 from ggsched_llm.memory_need import MemoryNeed, Need
 from ggsched_llm.micro_batch_size import has_room, larger_steps
@@ -101,6 +103,19 @@ def test_a_draft_model_takes_its_memory_first():
             session.feed(range(1, 41))
             steps.append(session.batches.step)
     assert steps == [32, 8]
+
+
+@pytest.mark.usefixtures("small_sizes")
+def test_a_draft_model_that_cannot_be_planned_takes_nothing(monkeypatch):
+    def fail(draft):
+        raise PlanError("no plan")
+
+    monkeypatch.setattr(Draft, "nbytes", fail)
+    model = load_model(ORACLE / "llama-tiny-f32.gguf")
+    with Session(model, ["sim:0"], SessionOptions(n_ctx=64)) as session:
+        session.use_draft(model)
+        session.feed(range(1, 41))
+        assert session.batches.step == 32
 
 
 @pytest.mark.usefixtures("small_sizes")
