@@ -45,6 +45,7 @@ _BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 # Source -> types of the packed operand that its programs depend on.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "attention_blocks": (*_PLAIN, "q8_0"),
+    "attention_halves": _PLAIN,
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
     "fill": (),
@@ -72,13 +73,14 @@ _HEADERS: Final[dict[str, tuple[str, ...]]] = {
 
 # Source for devices with warps -> what it includes besides.
 WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "attention_halves": ("pieces.h",),
     "matmul_halves": ("in_place.h", "blocks.h"),
     "matvec_blocks": ("product.h", "blocks.h"),
     "matvec_rows": ("product.h", "pieces.h", "warps.h", "in_place.h", "blocks.h"),
     "matvec_sums": ("product.h", "pieces.h"),
 }
 
-OPENCL_ONLY: Final = frozenset({"matmul_halves"})
+OPENCL_ONLY: Final = frozenset({"attention_halves", "matmul_halves"})
 """Sources of OpenCL; CUDA has other kernels for tensor cores."""
 
 

@@ -8,6 +8,8 @@
  * TURNED, which takes many rows to pay, keys lie side by side instead, so that sums need not be added up across a vector; then
  * blocks are of NR vectors of keys.
  *
+ * REDO is the number of rows of which attention_halves says in `parts` whether they have to be computed again.
+ *
  * With `splits` > 1 the rows of keys that are seen are cut into that number of shares, one for each group along the last axis; what
  * they have goes to `parts`, (splits, T * H, E + 2) with the largest logit and the sum at the end, and attention_join adds it up.
  */
@@ -77,6 +79,9 @@ KERNEL(attention_blocks)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens t
   int row0 = GROUP(0) * BR, rows = MIN(BR, tokens * share - row0), from = n, to = 0;
   int vectors = (width + VW - 1) / VW, chunks = (across + VW * VE - 1) / (VW * VE);
 
+#if REDO
+  if (!((GLOBAL const i32 *)parts)[group * ((tokens * share + REDO - 1) / REDO) + row0 / REDO]) return;
+#endif
   for (int t = row0 / share; t <= (row0 + rows - 1) / share; t++) {
     int low = 0, high = n;
     if (has & BOUNDS) {

@@ -6,6 +6,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode
 from ggsched.errors import UsageError
 from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window, window_of
+from ggsched_kernels.lower_warps import has_pieces
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 LOCAL_NBYTES: Final = 32 << 10
@@ -36,6 +37,16 @@ WIDTHS: Final = 64
 VECTORS: Final = 2
 """Vectors of a row of values that a lane has under way."""
 
+HALVES_LANES: Final = 128
+HALVES_ROWS: Final = 64
+"""Rows of queries of a group of ``attention_halves``, 16 for each warp; fewer go elsewhere."""
+
+HALVES_KEYS: Final = 32
+HALVES_UNIT: Final = 16
+"""Widths of heads are multiples of it."""
+
+MAX_HALVES_WIDTH: Final = 128
+
 
 def lower_attention(site: LoweringContext) -> None:
     """Attention by blocks; where the rows are cut into shares, a second call joins these."""
@@ -48,7 +59,10 @@ def lower_attention(site: LoweringContext) -> None:
     blocks = -(-rows // cut["BR"])
     splits = splits_of(blocks * k.shape[1], k.shape[0])
     parts: Arg = y.buffer
-    if splits > 1:
+    if _fits_halves(site, rows):
+        parts = _lower_halves(site, rows)
+        cut["REDO"], splits = HALVES_ROWS, 1
+    elif splits > 1:
         nbytes = 4 * splits * prod(q.shape[:2]) * (across + 2)
         assert site.scratch(nbytes) == 0  # it is all the scratch memory of the node
         parts = SCRATCH
@@ -65,6 +79,32 @@ def lower_attention(site: LoweringContext) -> None:
     site.launched(Launch.IN_TURN)
     if splits > 1:
         join_shares(site, splits)
+
+
+def _fits_halves(site: LoweringContext, rows: int) -> bool:
+    k, v, q = site.node.inputs[:3]
+    if not site.profile.matrix_units or rows < HALVES_ROWS or k.dtype.is_quantized:
+        return False
+    widths = q.shape[2], v.shape[2]
+    fit = all(n % HALVES_UNIT == 0 and n <= MAX_HALVES_WIDTH for n in widths)
+    return fit and 0 not in k.shape and has_pieces(k) and has_pieces(v)
+
+
+def _lower_halves(site: LoweringContext, rows: int) -> Arg:
+    """Add the call of ``attention_halves``; return where it says what has to be done again."""
+    k, v, q = site.node.inputs[:3]
+    tensors, has, share = attention_operands(site.node)
+    blocks = -(-rows // HALVES_ROWS)
+    assert site.scratch(4 * blocks * k.shape[1]) == 0  # it is all the scratch memory of the node
+    args = (*(arg for w in (*tensors, window(site.node.output)) for arg in w.args), SCRATCH)
+    numbers = (i32(has), f32(site.number("scale")), f32(site.number("soft_cap")), i32(share))
+    define = {
+        "lanes": HALVES_LANES, "BC": HALVES_KEYS, "WIDTH": q.shape[2], "ACROSS": v.shape[2],
+        "BF16_PAIRS": 1, **weight_define(k.dtype),
+    }  # fmt: skip
+    grid = (blocks, k.shape[1], 1)
+    site.call("attention_halves", "attention_halves", (*args, *numbers), grid, **define)
+    return SCRATCH
 
 
 def attention_operands(node: BoundNode) -> tuple[tuple[Window, ...], int, int]:

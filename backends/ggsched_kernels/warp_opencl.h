@@ -6,14 +6,14 @@
 #define WARP_LANE (LANE % WARP)
 #define WARP_INDEX (LANE / WARP)
 #define WARPS_APART 0
-#define WARP_SYNC() barrier(CLK_LOCAL_MEM_FENCE)
 #define LOCAL_BYTES(name) LOCAL u8 name[LOCAL_NBYTES] __attribute__((aligned(16)))
 
-/* MULTIPLY_HALVES: sum += a b for a of 16 rows and b of 8 columns of 16 numbers of f16, or with W_BF16 of bf16. Lane 4 g + t
+/* MULTIPLY_HALVES: sum += a b for a of 16 rows and b of 8 columns of 16 numbers of f16, or with W_BF16 or BF16_PAIRS of bf16. Lane 4 g + t
  * has of a the pair from 2 t of row g, that of row g + 8, and those from 2 t + 8 of both; of b those pairs of column g; of the
  * sum columns 2 t and 2 t + 1 of row g, and of row g + 8. */
 #if HAS_PTX
 #define UNROLL_MEETING UNROLL
+#define WARP_SYNC() asm volatile("bar.warp.sync 0xffffffff;" : : : "memory")
 FN float exchanged_(float x, int mask) {
   float other;
   asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(other) : "f"(x), "r"(mask));
@@ -22,7 +22,7 @@ FN float exchanged_(float x, int mask) {
 #define EXCHANGED(x, mask, scratch) exchanged_((x), (mask))
 
 #define HALVES_WORDS 1 /* of scratch for each lane */
-#if defined(W_BF16)
+#if defined(W_BF16) || BF16_PAIRS
 #define HALF_TYPE "bf16"
 #else
 #define HALF_TYPE "f16"
@@ -56,13 +56,34 @@ FN void byte_pairs_(u32 *to, u32 bytes) {
   to[0] = less_1152_(permuted_(bytes, 0x64646464u, 0x4140u));
   to[1] = less_1152_(permuted_(bytes, 0x64646464u, 0x4342u));
 }
+FN float float_of_half_(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+#define FLOAT_OF_HALF(bits) float_of_half_((u16)(bits))
+FN int dot4_(u32 a, u32 b, int sum) {
+  int all;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(all) : "r"(a), "r"(b), "r"(sum));
+  return all;
+}
+FN u32 funnel_(u32 low, u32 high, int shift) {
+  u32 word;
+  asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(low), "r"(high), "r"(shift));
+  return word;
+}
 FN void copy16_(LOCAL_PTR void *to, GLOBAL const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"((u32)(u64)to), "l"(from) : "memory");
 }
 #define COPY16(to, from) copy16_((to), (from))
+FN void copy4_(LOCAL_PTR void *to, GLOBAL const void *from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"((u32)(u64)to), "l"(from) : "memory");
+}
+#define COPY4(to, from) copy4_((to), (from))
 #define COPIES_CLOSE() asm volatile("cp.async.commit_group;" : : : "memory")
 #define COPIES_AWAIT(newer) asm volatile("cp.async.wait_group %0;" : : "n"(newer) : "memory")
 #else
+#define WARP_SYNC() barrier(CLK_LOCAL_MEM_FENCE)
 #define UNROLL_MEETING /* PoCL takes minutes for many barriers */
 FN float exchanged_(float x, int mask, LOCAL_PTR float *scratch) {
   scratch[LANE] = x;
@@ -74,11 +95,12 @@ FN float exchanged_(float x, int mask, LOCAL_PTR float *scratch) {
 #define EXCHANGED(x, mask, scratch) exchanged_((x), (mask), (scratch))
 
 #define COPY16(to, from) (*(LOCAL_PTR u4 *)(to) = *(GLOBAL const u4 *)(from))
+#define COPY4(to, from) (*(LOCAL_PTR u32 *)(to) = *(GLOBAL const u32 *)(from))
 #define COPIES_CLOSE()
 #define COPIES_AWAIT(newer)
 #define HALVES_WORDS 6
 FN float one_half_(LOCAL_PTR const u32 *pair, int i) {
-#if defined(W_BF16)
+#if defined(W_BF16) || BF16_PAIRS
   return as_float(pair[0] >> 16 * i << 16);
 #else
   return vload_half(i, (LOCAL_PTR const half *)pair);
@@ -117,6 +139,11 @@ FN u32 permuted_(u32 a, u32 b, u32 selector) {
   }
   return r;
 }
+FN u32 funnel_(u32 low, u32 high, int shift) { return low >> shift | high << 1 << (31 - shift); }
+FN int dot4_(u32 a, u32 b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += (int)(char)(a >> i) * (int)(char)(b >> i);
+  return sum;
+}
 #endif
 
 #define LOAD16_ONCE(p) LOAD16(p)
@@ -127,13 +154,9 @@ typedef int Gate;
 /* Four signed bytes as two pairs of f16. */
 #define BYTE_PAIRS(to, bytes) byte_pairs_((to), (bytes))
 #define PERMUTED(a, b, selector) permuted_((a), (b), (selector))
-FN u32 funnel_(u32 low, u32 high, int shift) { return low >> shift | high << 1 << (31 - shift); }
 #define FUNNEL(low, high, shift) funnel_((low), (high), (shift))
+#define DOT4(a, b, sum) dot4_((a), (b), (sum)) /* of four signed bytes each */
 /* A unit that multiplies small matrices, see warp_cuda.h; `scratch` has MULTIPLY_WORDS for each lane. */
-FN int dot4_(u32 a, u32 b, int sum) {
-  for (int i = 0; i < 32; i += 8) sum += (int)(char)(a >> i) * (int)(char)(b >> i);
-  return sum;
-}
 FN void multiply_add_(int *sum, const u32 *a, const u32 *b, LOCAL_PTR u32 *scratch) {
   LOCAL_PTR u32 *warp = scratch + WARP_INDEX * WARP * 6;
   for (int i = 0; i < 4; i++) warp[WARP_LANE * 6 + i] = a[i];

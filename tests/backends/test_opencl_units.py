@@ -27,7 +27,8 @@ from ggsched_testing.sim.config import SimConfig
 from ggsched_testing.sim.device import SimDevice
 from ggsched_testing.sim.harness import sim_harness
 from tests.backends import opencl_devices
-from tests.backends.against_oracle import check, tame
+from tests.backends.against_oracle import check, tame, whole
+from tests.backends.op_graphs import attention_graph
 from tests.backends.test_cuda_rope_kv_write import layer
 from tests.kernels.test_fibers import Memory
 
@@ -203,6 +204,35 @@ def test_tiles_are_smaller_where_groups_are_few():
     assert tile(8192, 512, 132) == ((4, 4), (64, 4, 1))
     assert tile(2048, 512, 132) == ((4, 2), (32, 4, 1))
     assert tile(512, 512, 132) == ((2, 2), (8, 8, 1))
+
+
+# --- attention --------------------------------------------------------------------------------
+
+# One group: with several, PoCL 3 mixes up what its threads have of this kernel; others do not.
+QUERIES = (64, 1, 1, 16, 32, 70, None, True, True, 0.0)
+
+
+@pytest.mark.parametrize("kv", [F32, *(pytest.param(t, marks=slow) for t in (F16, BF16))], ids=str)
+def test_attention_of_many_queries(device, kv):
+    device.profile = UNITS
+    graph = attention_graph(QUERIES, kv)
+    assert kernels(graph) == ["attention_halves", "attention_blocks"]
+    values = tame(graph, bounds=LeafRule("bounds", bound=70))
+    check(device, graph, values)
+    values["k"] = values["k"].copy()
+    values["k"][5, 3] = -np.inf if kv is not BF16 else 0xFF80  # of a row that is computed again
+    check(device, graph, values)
+
+
+def test_attention_that_units_do_not_take():
+    def kernel(profile=UNITS, kv=F32, **changed):
+        names = ("tokens", "heads", "groups", "width", "across")
+        case = (*({**dict(zip(names, QUERIES, strict=False)), **changed}.values()), *QUERIES[5:])
+        return kernels(attention_graph(case, kv), profile)[0]
+
+    assert kernel() == "attention_halves"
+    assert {kernel(PLAIN), kernel(kv=Q8_0, across=32, width=32)} == {"attention_blocks"}
+    assert {kernel(tokens=63), kernel(width=20), kernel(across=144)} == {"attention_blocks"}
 
 
 # --- what a device can --------------------------------------------------------------------------

@@ -30,7 +30,7 @@ FOLDER = resources.files(ggsched_kernels)
 # Words of CUDA alone, for a producer warp.
 FEEDING = {"GATES_READY", "GATE_ANNOUNCE", "GATE_ARRIVE", "GATE_AWAIT", "GATE_OPEN", "COPY_SPAN"}
 # Words of OpenCL alone: CUDA's kernels for tensor cores have texts of their own.
-UNITS = {"MULTIPLY_HALVES", "HALVES_WORDS", "HALF_PAIR", "BYTE_PAIRS"}
+UNITS = {"MULTIPLY_HALVES", "HALVES_WORDS", "HALF_PAIR", "BYTE_PAIRS", "COPY4", "DOT4"}
 WARP_HEADERS = sorted({header for headers in WARP_SOURCES.values() for header in headers})
 SHARED = ["common.h", "weights.h", *WARP_HEADERS, *(f"{name}.cl" for name in SOURCES)]
 
@@ -89,7 +89,7 @@ def test_digest():
 
 @pytest.mark.parametrize("name", ["nothing", "common.h"])
 def test_unknown_source(name):
-    with pytest.raises(UsageError, match="sources: attention_blocks, copy"):
+    with pytest.raises(UsageError, match="sources: attention_blocks, attention_halves"):
         source(name, "opencl")
 
 
