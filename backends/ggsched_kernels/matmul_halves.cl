@@ -112,7 +112,7 @@ FN void copy_piece(LOCAL_PTR u4 *stage, LOCAL_PTR float *floats, const Rows a, L
     i64 row = xr[MIN(at / 4, a.count - 1)];
     COPY16(stage + at, a.x + row * a.pitch + p * 64 + at % 4 * 16);
     GLOBAL const float *from = (GLOBAL const float *)(a.x + a.floats) + (row * (a.pitch / 64) + p) * X_FLOATS;
-    if (at % 4 < X_FLOATS) floats[at / 4 * X_FLOATS + at % 4] = from[at % 4];
+    if (at % 4 < SCALED + 2 * HAS_MIN) COPY4(floats + at / 4 * X_FLOATS + at % 4, from + at % 4);
   }
 #if !PACKED
   u4 none;
