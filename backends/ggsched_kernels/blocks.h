@@ -117,6 +117,25 @@ FN u32 looked_up(u32 codes) {
 #endif
 #endif
 
+#if defined(W_Q4_0)
+/* Those of eight numbers of 4 bits: n - 8 in the upper half of a byte is 16 times that. */
+FN void unpack_raw(u32 *first, u32 *second, u32 raw) {
+  *first = ((raw << 4) ^ 0x88888888u) & 0xf0f0f0f0u;
+  *second = (raw ^ 0x88888888u) & 0xf0f0f0f0u;
+}
+#elif defined(W_MXFP4)
+/* Twice the numbers, looked up four at a time: bit 3 of a nibble chooses between two tables. */
+FN void unpack_raw(u32 *first, u32 *second, u32 raw) {
+  u32 which = (raw >> 1) & 0x44444444u, index = raw & 0x77777777u;
+  u32 plus = PERMUTED(0x03020100u, 0x0c080604u, index & 0xffffu);
+  u32 minus = PERMUTED(0xfdfeff00u, 0xf4f8fafcu, index & 0xffffu);
+  *first = PERMUTED(plus, minus, (which & 0xffffu) | 0x3210u);
+  plus = PERMUTED(0x03020100u, 0x0c080604u, index >> 16);
+  minus = PERMUTED(0xfdfeff00u, 0xf4f8fafcu, index >> 16);
+  *second = PERMUTED(plus, minus, (which >> 16) | 0x3210u);
+}
+#endif
+
 /* Two words of signed bytes of piece `s` of a block that begins `at`, for lane `t` of four: those that are multiplied
  * with words 2 t and 2 t + 1 of digits. */
 FN void unpack_words(u32 *first, u32 *second, BLOCK_PTR const u8 *memory, int at, int s, int t) {
@@ -134,21 +153,8 @@ FN void unpack_words(u32 *first, u32 *second, BLOCK_PTR const u8 *memory, int at
 #elif defined(W_Q8_0)
   *first = word_at(memory + t * 4, at + HEAD);
   *second = word_at(memory + t * 4, at + HEAD + 16);
-#elif defined(W_Q4_0)
-  /* n - 8 in the upper half of a byte is 16 times that. */
-  u32 raw = word_at(memory + t * 4, at + HEAD);
-  *first = ((raw << 4) ^ 0x88888888u) & 0xf0f0f0f0u;
-  *second = (raw ^ 0x88888888u) & 0xf0f0f0f0u;
 #else
-  /* Twice the numbers, looked up four at a time: bit 3 of a nibble chooses between two tables. */
-  u32 raw = word_at(memory + t * 4, at + HEAD);
-  u32 which = (raw >> 1) & 0x44444444u, index = raw & 0x77777777u;
-  u32 plus = PERMUTED(0x03020100u, 0x0c080604u, index & 0xffffu);
-  u32 minus = PERMUTED(0xfdfeff00u, 0xf4f8fafcu, index & 0xffffu);
-  *first = PERMUTED(plus, minus, (which & 0xffffu) | 0x3210u);
-  plus = PERMUTED(0x03020100u, 0x0c080604u, index >> 16);
-  minus = PERMUTED(0xfdfeff00u, 0xf4f8fafcu, index >> 16);
-  *second = PERMUTED(plus, minus, (which >> 16) | 0x3210u);
+  unpack_raw(first, second, word_at(memory + t * 4, at + HEAD));
 #endif
 }
 

@@ -1,2 +1,2 @@
-/* In front of blocks.h: blocks are read where they are, and not from a copy in local memory. */
-#define IN_PLACE 1
+/* In front of blocks.h: blocks are read where they are, and not from a copy in local memory, which STAGED makes. */
+#define IN_PLACE (!STAGED)

@@ -7,6 +7,7 @@ that every device has. How a kernel is cut follows measurements on an H200
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
@@ -195,6 +196,8 @@ def lower_rows(
     cut = _cut_rows(site, w, sum(rows), vectors)
     if is_gated:
         rows, cut["ROWS"] = rows[:1], max(1, cut["ROWS"] // 2)
+    if vectors == 1 and joined == 1:
+        cut = _cut_staged(site, w, sum(rows), y.shape[0] * y.shape[1] * y.shape[2]) or cut
     slots = cut["lanes"] // cut["SPAN"] // cut["SPLIT"]
     across = sum(-(-n // (slots * cut["ROWS"])) for n in rows)
     defines = {**cut, **weight_define(w.dtype)}
@@ -250,6 +253,46 @@ def _cut_rows(site: LoweringContext, w: Operand, n: int, vectors: int) -> dict[s
     deep = max(1, min(deep, -(-chunks // (span * split))))
     return {
         "lanes": 128, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep, "COLS": columns,
+    }  # fmt: skip
+
+
+STAGED_LANES: Final = 256
+AT_ONCE: Final = 2  # rows of a step
+STAGED_NBYTES: Final = 90 << 10
+"""Local memory for rows of a weight and digits of x, of the 96 KiB that were probed."""
+
+STAGES: Final = 4
+LONG_STEP: Final = 1 << 10
+"""Bytes of a step of a row of which a stage less is enough."""
+
+_DIGITS_NBYTES: Final = 80  # of a piece of x
+
+
+def _cut_staged(site: LoweringContext, w: Operand, n: int, products: int) -> dict[str, int] | None:
+    """Cut ``matvec_rows`` for ``n`` rows of results that are copied to local memory first.
+
+    Warps share rows until each has one or two steps. Of rows for a warp those are taken that leave
+    the least to wait for at the end, with two groups for each multiprocessor if possible. None
+    where x may not be rounded, or is too long.
+    """
+    p = site.profile
+    if not (p.matrix_units and p.activations == "auto" and w.dtype.is_quantized):
+        return None
+    step, warps = w.dtype.row_nbytes(WARP * BLOCK) + 2 * PIECE, STAGED_LANES // WARP
+    stages, pieces = STAGES - (step > LONG_STEP), -(-w.shape[-1] // (64 * BLOCK)) * 64
+    if _DIGITS_NBYTES * pieces + warps * stages * AT_ONCE * step > STAGED_NBYTES:
+        return None
+    least = next_power(-(-w.shape[-1] // (2 * WARP * BLOCK)))
+    splits = sorted({min(warps, least), min(warps, 2 * least)})
+
+    def badness(cut: tuple[int, int]) -> tuple[bool, float, int]:
+        groups = products * -(-n // (warps // cut[0] * cut[1])) / p.num_sms
+        return groups < 1.9, round(ceil(groups) / groups, 1), -cut[1]
+
+    split, rows = min(((s, r) for s in splits for r in (16, 8, 4, 2)), key=badness)
+    return {
+        "lanes": STAGED_LANES, "SPAN": WARP, "SPLIT": split, "ROWS": rows, "COLS": 1, "VECTORS": 1,
+        "STAGED": 1, "STAGES": stages, "AT_ONCE": AT_ONCE, "PIECES": pieces,
     }  # fmt: skip
 
 

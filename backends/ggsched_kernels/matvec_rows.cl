@@ -9,6 +9,11 @@
  * alike, y = silu(sum of the first) * sum of the second. ADDED: z is added to y. NORMED: x is rms_norm(x) * nw; as the
  * norm is one number for a row, it multiplies the sums. The first group writes that x for others.
  *
+ * STAGED: one row of x, and a weight in blocks that are copied in pieces of 16 bytes to local memory, by the warp that
+ * multiplies them, STAGES - 1 steps ahead. Then a lane has a whole piece of 32 elements. x is rounded to multiples of
+ * 2^-14 of a power of two above the largest of the piece, which are two signed digits of 8 bits; sums of a piece are exact. ROWS
+ * are those of a warp here, AT_ONCE of which are in a step, and PIECES the most that a row of x has.
+ *
  * Rows of w and x lie along k without gaps; those of x, and of plain types of w, begin at multiples of 16 bytes, and k
  * fills whole chunks.
  */
@@ -24,6 +29,12 @@
 #define SUMS (ALL_ROWS * COLS)
 #if !W_NBYTES
 #define ELEMS_PER_CHUNK 8
+#endif
+#if STAGED
+#define NORMS TEAMS /* parts of the sum of squares */
+#else
+#define NORMS SPLIT
+#define STAGED_CHUNKS 1
 #endif
 #define STRETCH (SPLIT * SPAN * VECTORS * ELEMS_PER_CHUNK)
 
@@ -47,7 +58,8 @@ FN void load_floats(float *to, float *square, const Product p, int c, int k) {
 }
 
 /* One stretch along k from `k` on, in steps of SPAN chunks. */
-#if W_NBYTES
+#if STAGED
+#elif W_NBYTES
 FN void add_stretch(float *sums, float *squares, GLOBAL const u8 *const *wr, const Product p, int k) {
   int nk = p.nk;
   u4 v[ALL_ROWS * VECTORS];
@@ -126,7 +138,7 @@ FN void add_stretch(float *sums, float *squares, GLOBAL const u8 *const *wr, con
 #if NORMED
 FN float scale_of_norm(const Product p, LOCAL_PTR const float *norms, int c) {
   float square = 0.0f;
-  for (int s = 0; s < SPLIT; s++) square += norms[s * COLS + c];
+  for (int s = 0; s < NORMS; s++) square += norms[s * COLS + c];
   return 1.0f / SQRT(square / (float)p.nk + p.eps);
 }
 #define SCALE_OF_NORM(c) scale_of_norm(p, norms, (c))
@@ -142,7 +154,178 @@ FN void store(const Product p, int n, int c, float sum) {
   F32_AT(p.y + c * p.sy_column + n * p.sy_row) = sum;
 }
 
-FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *norms, LOCAL_PTR float *scratch) {
+#if STAGED
+/* Row `i` of a warp whose rows begin with n0, below 0 the last; of a gated product each is followed by that of the other
+ * weight. */
+FN GLOBAL const u8 *staged_row(const Product p, int n0, int i) {
+#if GATED
+  int n = i < 0 ? p.rows - 1 : MIN(n0 + i / 2, p.rows - 1);
+  return i & 1 ? p.w1 + n * p.sw1 : p.w + n * p.sw;
+#else
+  return p.w + (i < 0 ? p.rows - 1 : MIN(n0 + i, p.rows - 1)) * p.sw;
+#endif
+}
+
+#define STEP_NBYTES (WARP / PER_BLOCK * BLOCK_NBYTES) /* of a row */
+#define ROW_CHUNKS ((STEP_NBYTES + 30) / 16)          /* it may begin and end anywhere in a chunk */
+#define COPIES ((AT_ONCE * ROW_CHUNKS + WARP - 1) / WARP)
+#define DIGIT_CHUNKS 5 /* of a piece of x: upper and lower digits; unit and the sums of its halves */
+#define STAGED_CHUNKS (PIECES * DIGIT_CHUNKS + TEAMS * STAGES * AT_ONCE * ROW_CHUNKS)
+#define STEPS_OF(p) (((p).nk / 32 + WARP * SPLIT - 1) / (WARP * SPLIT))
+
+/* Write x as digits; four lanes have a piece. */
+FN void split_rows(const Product p, LOCAL_PTR u32 *digits, LOCAL_PTR float *norms, LOCAL_PTR float *scratch) {
+  int chunks = p.nk / 8;
+  float squares = 0.0f;
+  for (int i0 = 0; i0 < chunks; i0 += LANES) {
+    int i = MIN(i0 + LANE, chunks - 1), piece = i / 4, t = i % 4, exists = i0 + LANE < chunks;
+    float x[8], v[8], square = 0.0f;
+    u32 top = 0u, q[8];
+    load_floats(x, &square, p, 0, piece * 32 + t * 4);
+    load_floats(x + 4, &square, p, 0, piece * 32 + t * 4 + 16);
+    squares += exists ? square : 0.0f;
+    UNROLL for (int j = 0; j < 8; j++) {
+      v[j] = x[OF_BYTE(j)];
+      u32 size = BITS_OF_FLOAT(v[j]) & 0x7fffffffu;
+      top = MAX(top, size);
+    }
+    UNROLL_MEETING for (int mask = 1; mask < 4; mask *= 2) {
+      u32 other = BITS_OF_FLOAT(EXCHANGED(FLOAT_OF_BITS(top), mask, scratch));
+      top = MAX(top, other);
+    }
+    u32 exponent = MAX(top >> 23, 14u);
+    float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((267u - exponent) << 23);
+    float unit = FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 13u) << 23);
+    /* Adding 1.5 * 2^23 rounds to an integer; adding half of its range makes the lower digit signed. */
+    UNROLL for (int j = 0; j < 8; j++) q[j] = BITS_OF_FLOAT(v[j] * per_unit + 12582912.0f) - 0x4b400000u + 0x80u;
+    LOCAL_PTR u32 *to = digits + piece * (DIGIT_CHUNKS * 4) + t * 2;
+    UNROLL for (int d = 0; d < 2 && exists; d++) {
+      u32 pair = (u32)(d | (d + 4) << 4), flip = d ? 0u : 0x80808080u;
+      to[(1 - d) * 8] = PERMUTED(PERMUTED(q[0], q[1], pair), PERMUTED(q[2], q[3], pair), 0x5410u) ^ flip;
+      to[(1 - d) * 8 + 1] = PERMUTED(PERMUTED(q[4], q[5], pair), PERMUTED(q[6], q[7], pair), 0x5410u) ^ flip;
+    }
+    LOCAL_PTR float *more = (LOCAL_PTR float *)(digits + piece * (DIGIT_CHUNKS * 4) + 16);
+#if HAS_MIN
+    float low = x[0] + x[1] + (x[2] + x[3]), high = x[4] + x[5] + (x[6] + x[7]);
+    UNROLL_MEETING for (int mask = 1; mask < 4; mask *= 2) {
+      low += EXCHANGED(low, mask, scratch);
+      high += EXCHANGED(high, mask, scratch);
+    }
+    if (exists && t == 0) more[1] = low, more[2] = high;
+#endif
+    if (exists && t == 0) more[0] = unit;
+  }
+#if NORMED
+  UNROLL_MEETING for (int mask = WARP / 2; mask > 0; mask /= 2) squares += EXCHANGED(squares, mask, scratch);
+  if (WARP_LANE == 0) norms[WARP_INDEX] = squares;
+#endif
+}
+
+/* Begin to copy a step of rows i0 .. i0 + AT_ONCE - 1; nothing is read behind the last row. */
+FN void copy_rows(LOCAL_PTR u4 *to, const Product p, int n0, int i0, int first) {
+  first *= WARP;
+  int nbytes = MAX(0, MIN(STEP_NBYTES, (p.nk / 32 - first) / PER_BLOCK * BLOCK_NBYTES));
+  UNROLL for (int r = 0; r < AT_ONCE; r++) {
+    GLOBAL const u8 *row = staged_row(p, n0, i0 + r) + (i64)(first / PER_BLOCK) * BLOCK_NBYTES;
+    GLOBAL const u8 *end = staged_row(p, n0, -2 + (GATED && (i0 + r) % 2)) + p.nk / BLOCK_ELEMENTS * BLOCK_NBYTES;
+    int before = (int)((u64)row & 15);
+    UNROLL for (int c = 0; c < ROW_CHUNKS; c += WARP) {
+      int at = c + WARP_LANE;
+      GLOBAL const u8 *from = row - before + at * 16;
+      if (at * 16 >= before + nbytes) continue;
+      if (from + 16 <= end) {
+        COPY16(to + r * ROW_CHUNKS + at, from);
+      } else {
+        LOCAL_PTR u8 *bytes = (LOCAL_PTR u8 *)(to + r * ROW_CHUNKS + at);
+        for (int j = 0; from + j < end; j++) bytes[j] = from[j];
+      }
+    }
+  }
+}
+
+/* The signed bytes of piece `s` of a block that begins `at`. */
+FN void unpack_piece(u32 *words, LOCAL_PTR const u8 *memory, int at, int s) {
+#if defined(CODE_FIELDS)
+  UNROLL for (int t = 0; t < 4; t++) unpack_words(words + 2 * t, words + 2 * t + 1, memory, at, s, t);
+#else
+#define RAW ((BLOCK_NBYTES - HEAD) / 4)
+  LOCAL_PTR const u32 *from = (LOCAL_PTR const u32 *)(memory + ((at + HEAD) & ~3));
+  u32 raw[RAW + 1];
+  UNROLL for (int i = 0; i <= RAW; i++) raw[i] = from[i];
+  UNROLL for (int i = 0; i < RAW; i++) raw[i] = FUNNEL(raw[i], raw[i + 1], (at + HEAD) % 4 * 8);
+#if RAW == 8
+  UNROLL for (int i = 0; i < 8; i++) words[i] = raw[i / 2 + i % 2 * 4];
+#else
+  UNROLL for (int t = 0; t < 4; t++) unpack_raw(words + 2 * t, words + 2 * t + 1, raw[t]);
+#endif
+#endif
+}
+
+/* Add the products of a step, a piece of each row for a lane, to the sums of its rows. */
+FN void add_step(float *sums, LOCAL_PTR const u4 *stage, LOCAL_PTR const u4 *digits, const Product p, int n0, int i0,
+                 int first) {
+  int piece = first * WARP + WARP_LANE, s = WARP_LANE % PER_BLOCK, block = WARP_LANE / PER_BLOCK * BLOCK_NBYTES;
+  if (piece >= p.nk / 32) return;
+  u4 x[DIGIT_CHUNKS];
+  UNROLL for (int c = 0; c < DIGIT_CHUNKS; c++) x[c] = digits[piece * DIGIT_CHUNKS + c];
+  const u32 xs[16] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w,
+                      x[2].x, x[2].y, x[2].z, x[2].w, x[3].x, x[3].y, x[3].z, x[3].w};
+  UNROLL for (int r = 0; r < AT_ONCE; r++) {
+    LOCAL_PTR const u8 *memory = (LOCAL_PTR const u8 *)(stage + r * ROW_CHUNKS);
+    GLOBAL const u8 *row = staged_row(p, n0, i0 + r) + (i64)(first * WARP / PER_BLOCK) * BLOCK_NBYTES;
+    int at = (int)((u64)row & 15) + block, high[PARTS], low[PARTS];
+    u32 words[8];
+    unpack_piece(words, memory, at, s);
+    UNROLL for (int part = 0; part < PARTS; part++) high[part] = low[part] = 0;
+    UNROLL for (int i = 0; i < 8; i++) {
+      high[i % PARTS] = DOT4(words[i], xs[i], high[i % PARTS]);
+      low[i % PARTS] = DOT4(words[i], xs[8 + i], low[i % PARTS]);
+    }
+    UNROLL for (int part = 0; part < PARTS; part++) {
+      float scale = block_scale(memory + at, s * PARTS + part) * FLOAT_OF_BITS(x[4].x);
+      sums[r] += (float)(high[part] * 256 + low[part]) * scale;
+#if HAS_MIN
+      float of_x = FLOAT_OF_BITS(part ? x[4].z : x[4].y);
+      if (PARTS == 1) of_x += FLOAT_OF_BITS(x[4].z);
+      sums[r] += block_min(memory + at, s * PARTS + part) * of_x;
+#endif
+    }
+  }
+}
+
+/* All rows of a warp by its share of k; to[r] gets that of row r, those of the other weight behind them. */
+FN void staged_products(const Product p, int n0, int share, LOCAL_PTR float *to, LOCAL_PTR float *norms,
+                        LOCAL_PTR u4 *staged, LOCAL_PTR float *scratch) {
+  LOCAL_PTR u4 *stages = staged + STAGED_CHUNKS - (WARP_INDEX + 1) * STAGES * AT_ONCE * ROW_CHUNKS;
+  int steps = STEPS_OF(p), all = steps * (ALL_ROWS / AT_ONCE), next_row = 0, next_step = 0;
+#define COPY_NEXT(item)                                                                                       \
+  do {                                                                                                        \
+    if ((item) < all)                                                                                         \
+      copy_rows(stages + (item) % STAGES * (AT_ONCE * ROW_CHUNKS), p, n0, next_row, next_step * SPLIT + share); \
+    if (++next_step >= steps) next_step = 0, next_row += AT_ONCE;                                             \
+    COPIES_CLOSE();                                                                                           \
+  } while (0)
+  for (int i = 0; i < STAGES - 1; i++) COPY_NEXT(i);
+  split_rows(p, (LOCAL_PTR u32 *)staged, norms, scratch);
+  BARRIER();
+  for (int i0 = 0, item = 0; i0 < ALL_ROWS; i0 += AT_ONCE) {
+    float sums[AT_ONCE];
+    UNROLL for (int r = 0; r < AT_ONCE; r++) sums[r] = 0.0f;
+    for (int step = 0; step < steps; step++, item++) {
+      COPIES_AWAIT(STAGES - 2);
+      WARP_SYNC(); /* the others' copies are there too, and nobody reads the stage that is filled next */
+      COPY_NEXT(item + STAGES - 1);
+      add_step(sums, stages + item % STAGES * (AT_ONCE * ROW_CHUNKS), staged, p, n0, i0, step * SPLIT + share);
+    }
+    ADD_OVER_LANES(sums, AT_ONCE, WARP, scratch);
+    int r = i0 + WARP_LANE / (WARP / AT_ONCE);
+    if (WARP_LANE % (WARP / AT_ONCE) == 0) to[GATED ? r % 2 * ROWS + r / 2 : r] = sums[0];
+  }
+}
+#endif
+
+FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *norms, LOCAL_PTR float *scratch,
+                LOCAL_PTR u4 *staged) {
   int lane = LANE % SPAN, share = LANE / SPAN % SPLIT, slot = LANE / SPAN / SPLIT, part = 0, group = all.group;
 #if WEIGHTS > 1 && !GATED
   for (; part < WEIGHTS - 1; part++) {
@@ -153,6 +336,7 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
 #endif
   const Product p = part_of(all, part);
   int n0 = (group * SLOTS + slot) * ROWS;
+#if !STAGED
   GLOBAL const u8 *wr[ALL_ROWS];
   UNROLL for (int r = 0; r < ROWS; r++) {
     int n = MAX(MIN(n0 + r, p.rows - 1), 0);
@@ -167,9 +351,13 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
   for (int k = (share * VECTORS * SPAN + lane) * ELEMS_PER_CHUNK; k < p.nk; k += STRETCH)
     add_stretch(sums, squares, wr, p, k);
   ADD_OVER_LANES(sums, SUMS, SPAN, scratch);
+#endif
 #define KEPT (SUMS > SPAN ? SUMS / SPAN : 1) /* sums that a lane holds now */
 #define APART (SPAN > SUMS ? SPAN / SUMS : 1) /* lanes from one that holds some to the next */
-#if SPLIT > 1 || GATED || NORMED
+#if STAGED || SPLIT > 1 || GATED || NORMED
+#if STAGED
+  staged_products(p, n0, share, results + (slot * SPLIT + share) * SUMS, norms, staged, scratch);
+#else
   if (lane % APART == 0) {
     UNROLL for (int j = 0; j < KEPT; j++) results[(slot * SPLIT + share) * SUMS + lane / APART * KEPT + j] = sums[j];
   }
@@ -178,6 +366,7 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
     UNROLL_MEETING for (int mask = SPAN / 2; mask > 0; mask /= 2) squares[c] += EXCHANGED(squares[c], mask, scratch);
     if (lane == 0 && slot == 0) norms[share * COLS + c] = squares[c];
   }
+#endif
 #endif
   BARRIER();
   for (int i = LANE; i < SLOTS * ROWS * COLS; i += LANES) {
@@ -232,8 +421,9 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
 #endif
 #define LOCALS                       \
   LOCAL float results[TEAMS * SUMS]; \
-  LOCAL float norms[SPLIT * COLS];   \
-  LOCAL float scratch[LANES]
+  LOCAL float norms[NORMS * COLS];   \
+  LOCAL float scratch[LANES];        \
+  LOCAL u4 staged[STAGED_CHUNKS]
 
 /* Groups: (n, rows of x / COLS, batches / joined). */
 KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL u8 *y, Tens ty,
@@ -256,7 +446,7 @@ KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
 #if NORMED
   p.nw = nw + tn.off, p.ny = ny + tny.off + GROUP(1) * COLS * tny.s[2], p.sny = tny.s[2], p.eps = eps;
 #endif
-  product(p, results, norms, scratch);
+  product(p, results, norms, scratch, staged);
 }
 
 /* Groups: (n, T * U, 1). */
@@ -268,5 +458,5 @@ KERNEL(matvec_rows_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx,
   Product one = chosen_product(w1, tw1, x, tx, ids, ti, y1, ty1, GROUP(1), fault, code);
   p.w1 = one.w, p.sw1 = one.sw;
 #endif
-  product(p, results, norms, scratch);
+  product(p, results, norms, scratch, staged);
 }

@@ -47,6 +47,10 @@ KERNEL(probe)(GLOBAL float *to) {
   for (int i = 0; i < 4; i++) to[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
   float zero = FLOAT_OF_BITS(large[LARGE_NBYTES / 16 - 1 - LANE].w);
   to[128 + LANE] = EXCHANGED((float)LANE, 5, 0) + zero;
+  to[160 + LANE] = FLOAT_OF_HALF(0x3c00u + LANE);
+  to[192 + LANE] = (float)DOT4(0x80ff7f01u, 0x02030405u, LANE);
+  to[224 + LANE] = (float)(FUNNEL(0x11223344u, 0x55667788u, LANE) >> 8);
+  WARP_SYNC();
 }
 #endif
 """
@@ -54,12 +58,15 @@ KERNEL(probe)(GLOBAL float *to) {
 
 @cache
 def has_ptx(device: Handle) -> bool:
-    """Whether products of f16 and bf16 and an exchange of lanes are right."""
+    """Whether products of f16, bf16 and bytes, and an exchange of lanes are right."""
     text = common_text("opencl", has_warps=True) + _PROBE
     i, k, j = np.arange(16), np.arange(16), np.arange(8)
     a = (2 * i[:, None] + 3 * k) % 7 - 3
     b = (5 * k[:, None] + j) % 11 - 5
-    wanted = np.concatenate([(a @ b).ravel(), np.arange(LANES) ^ 5]).astype(np.float32)
+    lanes = np.arange(LANES)
+    parts = [(a @ b).ravel(), lanes ^ 5, 1 + lanes / 1024, 254 + lanes]
+    parts.append((0x5566778811223344 >> lanes & 0xFFFFFFFF) >> 8)
+    wanted = np.concatenate(parts).astype(np.float32)
     common = (*DEFINES, *(("VW", "4"), ("LANES", str(LANES)), ("LARGE_NBYTES", str(LARGE_NBYTES))))
     return all(
         driver.probe(device, text, (*common, (kind, "1")), LANES, wanted.nbytes) == wanted.tobytes()

@@ -16,7 +16,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched_kernels import GPU, lower_nodes, supported_fusions, supported_ops
+from ggsched_kernels import GPU, lower_nodes, lower_warps, supported_fusions, supported_ops
 from ggsched_kernels.calls import JOINED_NBYTES
 from ggsched_opencl.device import NEIGHBOURS
 from ggsched_testing.conformance import ConformanceRunner, all_cases
@@ -47,9 +47,13 @@ def device():
     made.close()
 
 
-def kernels(graph, profile=UNITS):
+def calls(graph, profile=UNITS):
     memory = {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view}
-    return [call.kernel for call in lower_nodes(bound_nodes(graph, memory), profile).calls]
+    return lower_nodes(bound_nodes(graph, memory), profile).calls
+
+
+def kernels(graph, profile=UNITS):
+    return [call.kernel for call in calls(graph, profile)]
 
 
 def product(dtype, n, k, m):
@@ -84,10 +88,8 @@ def decoder_step(dtype, tokens):
     return g.build(k, v, normed, g.swiglu(gate, up))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tokens"), [(BF16, 1), (Q8_0, 2), pytest.param(F32, 8, marks=slow)]
-)
-def test_neighbours_of_few_rows_are_three_kernels(monkeypatch, dtype, tokens):
+def run_step(monkeypatch, graph, profile, tolerance=1e-4):
+    """Run a step by a device of this profile, compare it with the oracle, return its calls."""
     from ggsched_opencl import device as devices
     from ggsched_opencl import program
 
@@ -99,14 +101,21 @@ def test_neighbours_of_few_rows_are_three_kernels(monkeypatch, dtype, tokens):
         return lowered
 
     monkeypatch.setattr(program, "lower_nodes", lowering)
-    monkeypatch.setattr(devices, "profile_of", lambda found: PLAIN)
-    graph = decoder_step(dtype, tokens)
+    monkeypatch.setattr(devices, "profile_of", lambda found: profile)
     values = tame(graph)
     weights = {t.name: values[t.name] for t in graph.roots(Role.WEIGHT)}
     with Scheduler(["opencl:0"], weights=weights) as scheduler:
         found = scheduler.run(graph, {"x": values["x"]})
     for tid, wanted in run_oracle(graph, values).items():
-        np.testing.assert_allclose(found[tid], wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[tid], wanted, rtol=tolerance, atol=tolerance)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [(BF16, 1), (Q8_0, 2), pytest.param(F32, 8, marks=slow)]
+)
+def test_neighbours_of_few_rows_are_three_kernels(monkeypatch, dtype, tokens):
+    made = run_step(monkeypatch, decoder_step(dtype, tokens), PLAIN)
     assert [call["kernel"] for call in made] == ["matvec_rows"] * 3
     assert [[n for n in ("NORMED", "ADDED", "GATED") if call.get(n) == "1"] for call in made] == [
         ["NORMED"], ["ADDED"], ["NORMED", "GATED"],
@@ -150,6 +159,24 @@ def test_rotations_and_copies_into_caches_are_one_kernel(device):
 
 def kernels_of(nodes):
     return [call.kernel for call in lower_nodes(nodes, PLAIN).calls]
+
+
+@pytest.mark.parametrize(
+    "dtype", [Q8_0, *(pytest.param(t, marks=slow) for t in (Q4_0, Q4_K, Q6_K, MXFP4))]
+)
+def test_blocks_of_one_row_are_copied_first(device, monkeypatch, dtype):
+    """Warps share rows of more than two steps; nothing behind the weight is read."""
+    monkeypatch.setattr(lower_warps, "STAGED_LANES", 64)
+    device.profile = UNITS
+    graph = product(dtype, 5, whole(2100, dtype), 1)
+    (call,) = calls(graph)
+    assert [dict(call.defines)[name] for name in ("STAGED", "SPLIT")] == ["1", "2"]
+    check(device, graph, tame(graph))
+
+
+def test_neighbours_of_one_row_are_copied_first(monkeypatch):
+    made = run_step(monkeypatch, decoder_step(Q8_0, 1), UNITS, tolerance=1e-2)
+    assert [call.get("STAGED") for call in made] == ["1", "1", "1"]
 
 
 # --- many rows --------------------------------------------------------------------------------
@@ -255,8 +282,11 @@ def test_units_are_used_if_products_and_exchanges_are_right(monkeypatch):
 
     i, k, j = np.arange(16), np.arange(16), np.arange(8)
     a, b = (2 * i[:, None] + 3 * k) % 7 - 3, (5 * k[:, None] + j) % 11 - 5
-    right = np.concatenate([(a @ b).ravel(), np.arange(32) ^ 5]).astype(np.float32)
-    for at, wanted in ((None, True), (5, False), (140, False)):
+    lane = np.arange(32)
+    words = [(0x5566778811223344 >> int(i)) % 2**32 // 256 for i in lane]
+    right = np.concatenate([(a @ b).ravel(), lane ^ 5, 1 + lane / 1024, 254 + lane, words])
+    right = right.astype(np.float32)
+    for at, wanted in ((None, True), (5, False), (140, False), (170, False), (200, False)):
         given = right.copy()
         if at is not None:
             given[at] += 1

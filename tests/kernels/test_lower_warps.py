@@ -1,5 +1,6 @@
 """Which kernel a matrix-vector product becomes on devices with warps, and whether it fits there."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from ggsched_kernels.block_constants import KERNEL_BLOCKS, KERNEL_DTYPES
 from ggsched_kernels.lower_warps import WARP_BLOCKS
 
 H200 = warp_profile(num_sms=132, local_nbytes=232448, has_tma=True)
+OPENCL = replace(GPU, num_sms=132, few_rows=8, joins=True, matrix_units=True, activations="auto")
 A100 = warp_profile(num_sms=108, local_nbytes=166912, has_tma=False)
 FREE_NBYTES = 48 << 10
 
@@ -100,3 +102,33 @@ def test_a_warp_more_where_it_feeds_the_others():
     assert call.lanes == int(defines["LANES"]) + 32
     (call,) = mul_mat(Q8_0, 4096, 4096, 1, A100)
     assert call.lanes == int(dict(call.defines)["LANES"])
+
+
+def staged(dtype, n, k, m=1, profile=OPENCL):
+    """Return definitions and groups of a product whose blocks are copied to local memory first."""
+    (call,) = mul_mat(dtype, n, k, m, profile)
+    defines = {name: int(value) for name, value in call.defines}
+    return (defines, call.groups[0]) if "STAGED" in defines else None
+
+
+@pytest.mark.parametrize("dtype", KERNEL_BLOCKS, ids=str)
+@pytest.mark.parametrize("k", [256, 2048, 2816, 8192, 14336, 28672])
+def test_copies_fit_local_memory_and_keep_multiprocessors_busy(dtype, k):
+    for n in (512, 2048, 14336, 128256):
+        found = staged(dtype, n, k)
+        if found is None:
+            assert k == 28672
+            continue
+        defines, groups = found
+        stage = defines["STAGES"] * defines["AT_ONCE"] * (dtype.row_nbytes(1024) + 32)
+        assert defines["PIECES"] * 80 + defines["LANES"] // 32 * stage <= 90 << 10
+        assert defines["PIECES"] * 32 >= k
+        assert groups >= min(n // 16, 250)
+
+
+def test_products_that_are_not_copied_first():
+    assert staged(Q8_0, 64, 8192)
+    assert not staged(Q8_0, 64, 65536)
+    assert not any(staged(t, 64, 8192, m) for t, m in ((Q8_0, 2), (BF16, 1), (F16, 1)))
+    for changed in ({"matrix_units": False}, {"activations": "f32"}):
+        assert not staged(Q8_0, 64, 8192, profile=replace(OPENCL, **changed))
