@@ -58,6 +58,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "norm": (),
     "recurrent": (),
     "rope": (),
+    "rope_attention": (*_PLAIN, "q8_0"),
     "rope_kv_write": (),
     "rows": _PLAIN + _BLOCKS,
     "softmax": (),
@@ -67,6 +68,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
 # Source -> what it includes besides.
 _HEADERS: Final[dict[str, tuple[str, ...]]] = {
     "matmul": ("pieces.h",),
+    "rope_attention": ("rope.cl", "rope_kv_write.cl", "attention_blocks.cl"),
     "rope_kv_write": ("rope.cl",),
     "sort": ("sort_key.h",),
 }
@@ -80,7 +82,7 @@ WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "matvec_sums": ("product.h", "pieces.h"),
 }
 
-OPENCL_ONLY: Final = frozenset({"attention_halves", "matmul_halves"})
+OPENCL_ONLY: Final = frozenset({"attention_halves", "matmul_halves", "rope_attention"})
 """Sources of OpenCL; CUDA has other kernels for tensor cores."""
 
 

@@ -8,6 +8,9 @@
  * TURNED, which takes many rows to pay, keys lie side by side instead, so that sums need not be added up across a vector; then
  * blocks are of NR vectors of keys.
  *
+ * With ROPE, of one token, a group first rotates its queries and writes its rows of keys and values into caches, as up
+ * to three jobs of rope_kv_write.cl do, of each so many heads.
+ *
  * REDO is the number of rows of which attention_halves says in `parts` whether they have to be computed again.
  *
  * With `splits` > 1 the rows of keys that are seen are cut into that number of shares, one for each group along the last axis; what
@@ -19,6 +22,14 @@
 #define PITCH_S (BC + VW)
 #define LOWEST FLOAT_OF_BITS(0xff7fffffu) /* finite: exp(-inf - LOWEST) is 0 */
 #define HIDDEN FLOAT_OF_BITS(0xff800000u)
+
+#if ROPE
+#define TURNED_JOBS , JOB_(0), JOB_(1), JOB_(2), int heads0, int heads1, int heads2
+#define TURN_HEADS(n) \
+  for (int h = 0; h < heads##n; h++) turn_head_(GIVEN_(n), 0, GROUP(1) * heads##n + h)
+#else
+#define TURNED_JOBS
+#endif
 
 /* Unpack rows from `row` on, BC in all, and zeros behind the last one and behind the last element. */
 FN void unpack_rows(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se, int rows, int width) {
@@ -65,7 +76,7 @@ FN void unpack_turned(LOCAL_PTR float *tile, GLOBAL const u8 *p, i64 sn, i64 se,
 KERNEL(attention_blocks)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
                          GLOBAL const u8 *mask, Tens tm, GLOBAL const u8 *sinks, Tens ts, GLOBAL const u8 *bounds,
                          Tens tb, GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share,
-                         int splits) {
+                         int splits TURNED_JOBS) {
   LOCAL float queries[BR * PITCH];
   LOCAL float sums[BR * PITCH];
   LOCAL float tile[BC * PITCH];
@@ -79,6 +90,12 @@ KERNEL(attention_blocks)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens t
   int row0 = GROUP(0) * BR, rows = MIN(BR, tokens * share - row0), from = n, to = 0;
   int vectors = (width + VW - 1) / VW, chunks = (across + VW * VE - 1) / (VW * VE);
 
+#if ROPE
+  TURN_HEADS(0);
+  TURN_HEADS(1);
+  TURN_HEADS(2);
+  BARRIER();
+#endif
 #if REDO
   if (!((GLOBAL const i32 *)parts)[group * ((tokens * share + REDO - 1) / REDO) + row0 / REDO]) return;
 #endif

@@ -17,7 +17,8 @@ from ggsched.ir.ops import Param
 
 AXES = 4
 MAX_PARTS = 65535  # CUDA's limit for the second axis of a grid
-JOINED_NBYTES = 1280  # arguments of a kernel that does the work of several nodes, at most
+JOINED_NBYTES = 1600  # arguments of a kernel that does the work of several nodes, at most
+MAX_JOBS = 3  # rotations and copies that one kernel does; JOB_ of rope_kv_write.cl
 MAX_PEERS = 3  # GPUs whose kernels one kernel meets; PEERS of rendezvous.h
 
 

@@ -46,6 +46,7 @@ from ggsched_kernels.lower_reductions import (
 )
 from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
+from ggsched_kernels.rope_attention import join_attention
 from ggsched_kernels.rope_kv_write import join_heads
 from ggsched_kernels.user import lower_user
 
@@ -70,7 +71,7 @@ _LOWER: Final[dict[str, Callable[[LoweringContext], None]]] = {
     "linear_attention": lower_linear_attention,
 }
 
-_JOINERS: Final = (join_chain, join_convolution, join_products, join_heads)
+_JOINERS: Final = (join_chain, join_convolution, join_products, join_attention, join_heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,12 @@ HALVES_UNIT: Final = 16
 MAX_HALVES_WIDTH: Final = 128
 
 
-def lower_attention(site: LoweringContext) -> None:
-    """Attention by blocks; where the rows are cut into shares, a second call joins these."""
+def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None:
+    """Attention by blocks; where the rows are cut into shares, a second call joins these.
+
+    Args:
+        before: Arguments of what a group does before; see ``rope_attention``.
+    """
     node = site.node
     k, v, q = node.inputs[:3]
     tensors, has, share = attention_operands(node)
@@ -68,10 +72,12 @@ def lower_attention(site: LoweringContext) -> None:
         parts = SCRATCH
     args = (*(arg for w in (*tensors, y) for arg in w.args), parts)
     numbers = (i32(has), f32(site.number("scale")), f32(site.number("soft_cap")))
+    if before:
+        cut["ROPE"] = 1
     site.call(
+        "rope_attention" if before else "attention_blocks",
         "attention_blocks",
-        "attention_blocks",
-        (*args, *numbers, i32(share), i32(splits)),
+        (*args, *numbers, i32(share), i32(splits), *before),
         (blocks, k.shape[1], splits),
         **cut,
         **weight_define(k.dtype),

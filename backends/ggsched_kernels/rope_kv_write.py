@@ -12,6 +12,7 @@ from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.rope import rope_table
 from ggsched_kernels.calls import (
     FAULT,
+    MAX_JOBS,
     Arg,
     CodeOf,
     Constant,
@@ -29,8 +30,6 @@ from ggsched_kernels.lower_reductions import rope_constants
 HEAD_LANES: Final = 64
 FEW_POSITIONS: Final = 64
 """With more positions the shared kernel, which computes each sine once for all heads, is better."""
-
-MAX_JOBS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ NEIGHBOURS: Final = frozenset(
         "rms_norm+mul, mul_mat",
         "rms_norm+mul, mul_mat, mul_mat, mul_mat",
         "rms_norm+mul, mul_mat*2+swiglu",
+        "rope, rope+set_rows, set_rows, attention",
     }
 )
 """Groups that one kernel computes, whose operands live until the last."""

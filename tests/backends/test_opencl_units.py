@@ -88,8 +88,8 @@ def decoder_step(dtype, tokens):
     return g.build(k, v, normed, g.swiglu(gate, up))
 
 
-def run_step(monkeypatch, graph, profile, tolerance=1e-4):
-    """Run a step by a device of this profile, compare it with the oracle, return its calls."""
+def lowered_by(monkeypatch, profile):
+    """Let devices have this profile; return a list of definitions and names of their kernels."""
     from ggsched_opencl import device as devices
     from ggsched_opencl import program
 
@@ -102,6 +102,12 @@ def run_step(monkeypatch, graph, profile, tolerance=1e-4):
 
     monkeypatch.setattr(program, "lower_nodes", lowering)
     monkeypatch.setattr(devices, "profile_of", lambda found: profile)
+    return made
+
+
+def run_step(monkeypatch, graph, profile, tolerance=1e-4):
+    """Run a step by a device of this profile, compare it with the oracle, return its calls."""
+    made = lowered_by(monkeypatch, profile)
     values = tame(graph)
     weights = {t.name: values[t.name] for t in graph.roots(Role.WEIGHT)}
     with Scheduler(["opencl:0"], weights=weights) as scheduler:
@@ -155,6 +161,64 @@ def test_rotations_and_copies_into_caches_are_one_kernel(device):
     given["rows"][1] = 8
     with pytest.raises(DeviceFault, match=r"set_rows.*row 8 was requested.*8 rows"):
         run_direct(device, graph, given, {"values": np.zeros((8, 6), np.float16)})
+
+
+def decoding(tokens=1, n=40, heads=4, kv=F16):
+    """Return the nodes of a layer between its products, up to attention over rows 2 to 2 + n."""
+    g = GraphBuilder()
+    positions, rows = g.input("positions", (tokens,), I32), g.input("rows", (tokens,), I32)
+    q, k = g.input("q", (tokens, heads, 16)), g.input("k", (tokens, heads // 2, 16))
+    wide = heads // 2 * 64
+    turned = g.rope(q, positions, n_dims=16)
+    k = g.reshape(g.rope(k, positions, n_dims=16), tokens, heads // 2 * 16)
+    keys = g.set_rows(g.state("keys", (n + 5, heads // 2 * 16), kv), k, rows)
+    values = g.set_rows(g.state("values", (n + 5, wide), kv), g.input("v", (tokens, wide)), rows)
+    k = g.reshape(g.rows(keys, 2, n + 2), n, heads // 2, 16)
+    v = g.reshape(g.rows(values, 2, n + 2), n, heads // 2, 64)
+    bounds = g.input("bounds", (tokens, 2), I32)
+    return g.build(g.attention(turned, k, v, bounds=bounds, scale=0.2))
+
+
+def nodes_of(graph):
+    """Return bound nodes, with the rotation of keys in a group with the copy behind it."""
+    nodes = bound_nodes(graph, {t.id: Memory(t.nbytes) for t in graph.tensors if not t.is_view})
+    group = Group("rope+set_rows", (1, 2))
+    return [replace(n, group=group) if n.node in group.nodes else n for n in nodes]
+
+
+def test_rotations_and_attention_of_one_token_are_one_kernel(monkeypatch):
+    made, graph, states = lowered_by(monkeypatch, PLAIN), decoding(), {}
+    given = tame(graph)
+    with Scheduler(["opencl:0"]) as scheduler:
+        for row in (37, 38, 39, 45):
+            given["positions"][:], given["rows"][:], given["bounds"][:] = row, row, [1, row - 1]
+            if row == 45:
+                with pytest.raises(DeviceFault, match=r"set_rows.*row 45 was requested.*45 rows"):
+                    scheduler.run(graph, given)
+                break
+            found = scheduler.run(graph, given)
+            for tid, wanted in run_oracle(graph, given, states=states).items():
+                np.testing.assert_allclose(found[tid], wanted, rtol=1e-4, atol=1e-4)
+    assert [(call["kernel"], call["ROPE"]) for call in made] == [("attention_blocks", "1")]
+
+
+def test_arguments_of_attention_with_rotations_are_counted():
+    (call,) = lower_nodes(nodes_of(decoding()), PLAIN).calls
+    assert (call.source, call.groups) == ("rope_attention", (1, 2, 1))
+    assert sum(len(arg) if isinstance(arg, bytes) else 8 for arg in call.args) <= JOINED_NBYTES
+
+
+def test_attention_that_stays_apart_from_rotations():
+    apart = ["rope_kv_write", "attention_blocks"]
+    assert kernels_of(nodes_of(decoding(tokens=2))) == apart
+    assert kernels_of(nodes_of(decoding(n=600))) == [*apart, "attention_join"]
+    *others, last = nodes_of(decoding())
+    for output in (others[0].inputs[0], others[0].output):
+        moved = replace(last.output, buffer=output.buffer, offset=output.offset)
+        assert kernels_of([*others, replace(last, output=moved)]) == apart
+    k, v, *more = last.inputs
+    moved = replace(k, offset=k.offset + k.strides[1])
+    assert kernels_of([*others, replace(last, inputs=(moved, v, *more))]) == apart
 
 
 def kernels_of(nodes):
