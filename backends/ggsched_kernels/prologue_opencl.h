@@ -5,7 +5,9 @@
  */
 #define KERNEL(name) __kernel void name
 #define KERNEL_BOUNDS /* see prologue_cuda.h */
-#define FN static inline
+/* PoCL keeps ids of items and groups in variables that its threads share, and knows better in kernels alone: a function that
+ * is not inlined reads those of another group. */
+#define FN static inline __attribute__((always_inline))
 #define GLOBAL __global
 #define LOCAL __local
 #define LOCAL_PTR __local

@@ -299,8 +299,7 @@ def test_tiles_are_smaller_where_groups_are_few():
 
 # --- attention --------------------------------------------------------------------------------
 
-# One group: with several, PoCL 3 mixes up what its threads have of this kernel; others do not.
-QUERIES = (64, 1, 1, 16, 32, 70, None, True, True, 0.0)
+QUERIES = (37, 4, 2, 16, 32, 70, None, True, True, 0.0)
 
 
 @pytest.mark.parametrize("kv", [F32, *(pytest.param(t, marks=slow) for t in (F16, BF16))], ids=str)
@@ -309,7 +308,7 @@ def test_attention_of_many_queries(device, kv):
     graph = attention_graph(QUERIES, kv)
     assert kernels(graph) == ["attention_halves", "attention_blocks"]
     values = tame(graph, bounds=LeafRule("bounds", bound=70))
-    check(device, graph, values)
+    check(device, graph, values, runs=4)  # groups of several threads
     values["k"] = values["k"].copy()
     values["k"][5, 3] = -np.inf if kv is not BF16 else 0xFF80  # of a row that is computed again
     check(device, graph, values)
@@ -323,7 +322,7 @@ def test_attention_that_units_do_not_take():
 
     assert kernel() == "attention_halves"
     assert {kernel(PLAIN), kernel(kv=Q8_0, across=32, width=32)} == {"attention_blocks"}
-    assert {kernel(tokens=63), kernel(width=20), kernel(across=144)} == {"attention_blocks"}
+    assert {kernel(tokens=31), kernel(width=20), kernel(across=144)} == {"attention_blocks"}
 
 
 # --- what a device can --------------------------------------------------------------------------
