@@ -18,6 +18,7 @@ from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
 from ggsched_kernels import GPU, lower_nodes, lower_warps, supported_fusions, supported_ops
 from ggsched_kernels.calls import JOINED_NBYTES
+from ggsched_llm.graph import build_model_graph
 from ggsched_opencl.device import NEIGHBOURS
 from ggsched_testing.conformance import ConformanceRunner, all_cases
 from ggsched_testing.eager import bound_nodes, run_direct
@@ -31,6 +32,7 @@ from tests.backends.against_oracle import check, tame, whole
 from tests.backends.op_graphs import attention_graph
 from tests.backends.test_cuda_rope_kv_write import layer
 from tests.kernels.test_fibers import Memory
+from tests.support.shapes import SMALL, random_weights, spec_of
 
 pytestmark = pytest.mark.opencl
 
@@ -88,8 +90,11 @@ def decoder_step(dtype, tokens):
     return g.build(k, v, normed, g.swiglu(gate, up))
 
 
-def lowered_by(monkeypatch, profile):
-    """Let devices have this profile; return a list of definitions and names of their kernels."""
+def lowered_by(monkeypatch, profile, *, runs=True):
+    """Let devices have this profile; return a list of definitions and names of their kernels.
+
+    If nothing ``runs``, nothing is compiled either.
+    """
     from ggsched_opencl import device as devices
     from ggsched_opencl import program
 
@@ -98,7 +103,7 @@ def lowered_by(monkeypatch, profile):
     def lowering(nodes, profile):
         lowered = lower_nodes(nodes, profile)
         made.extend(dict(call.defines) | {"kernel": call.kernel} for call in lowered.calls)
-        return lowered
+        return lowered if runs else replace(lowered, calls=())
 
     monkeypatch.setattr(program, "lower_nodes", lowering)
     monkeypatch.setattr(devices, "profile_of", lambda found: profile)
@@ -241,6 +246,19 @@ def test_blocks_of_one_row_are_copied_first(device, monkeypatch, dtype):
 def test_neighbours_of_one_row_are_copied_first(monkeypatch):
     made = run_step(monkeypatch, decoder_step(Q8_0, 1), UNITS, tolerance=1e-2)
     assert [call.get("STAGED") for call in made] == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize("dtype", [BF16, Q8_0], ids=str)
+def test_a_layer_of_decoding_is_five_kernels(monkeypatch, dtype):
+    made = lowered_by(monkeypatch, UNITS, runs=False)
+    sizes = {"n_layer": 3, "n_vocab": 96, "n_embd": 128, "n_head": 4, "n_head_kv": 2, "n_ff": 160}
+    spec = spec_of(replace(SMALL, **sizes), dtype)
+    graph = build_model_graph(spec, n_tokens=1, n_kv=64, n_out=1, n_ctx=64)
+    with Scheduler(["opencl:0"], weights=random_weights(spec)) as scheduler:
+        scheduler.prepare(graph)
+    products, attention = ["matvec_rows"], ["attention_blocks"]
+    layer = [*products, *attention, *products * 3]
+    assert [call["kernel"] for call in made] == ["get_rows", *layer * 3, *products]
 
 
 # --- many rows --------------------------------------------------------------------------------
