@@ -261,11 +261,13 @@ AT_ONCE: Final = 2  # rows of a step
 STAGED_NBYTES: Final = 90 << 10
 """Local memory for rows of a weight and digits of x, of the 96 KiB that were probed."""
 
-STAGES: Final = 4
+STAGES: Final = (4, 3, 2)
+"""Steps of a row for which there is room, as many as fit."""
+
 LONG_STEP: Final = 1 << 10
 """Bytes of a step of a row of which a stage less is enough."""
 
-_DIGITS_NBYTES: Final = 80  # of a piece of x
+_DIGITS_NBYTES: Final = 112  # of a piece of x
 
 
 def _cut_staged(site: LoweringContext, w: Operand, n: int, products: int) -> dict[str, int] | None:
@@ -273,14 +275,16 @@ def _cut_staged(site: LoweringContext, w: Operand, n: int, products: int) -> dic
 
     Warps share rows until each has one or two steps. Of rows for a warp those are taken that leave
     the least to wait for at the end, with two groups for each multiprocessor if possible. None
-    where x may not be rounded, or is too long.
+    where x may not be rounded at all, or is too long.
     """
     p = site.profile
     if not (p.matrix_units and p.activations == "auto" and w.dtype.is_quantized):
         return None
     step, warps = w.dtype.row_nbytes(WARP * BLOCK) + 2 * PIECE, STAGED_LANES // WARP
-    stages, pieces = STAGES - (step > LONG_STEP), -(-w.shape[-1] // (64 * BLOCK)) * 64
-    if _DIGITS_NBYTES * pieces + warps * stages * AT_ONCE * step > STAGED_NBYTES:
+    pieces = -(-w.shape[-1] // (64 * BLOCK)) * 64
+    room = (STAGED_NBYTES - _DIGITS_NBYTES * pieces) // (warps * AT_ONCE * step)
+    stages = next((n for n in STAGES[step > LONG_STEP :] if n <= room), 0)
+    if not stages:
         return None
     least = next_power(-(-w.shape[-1] // (2 * WARP * BLOCK)))
     splits = sorted({min(warps, least), min(warps, 2 * least)})

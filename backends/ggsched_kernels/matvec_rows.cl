@@ -10,9 +10,8 @@
  * norm is one number for a row, it multiplies the sums. The first group writes that x for others.
  *
  * STAGED: one row of x, and a weight in blocks that are copied in pieces of 16 bytes to local memory, by the warp that
- * multiplies them, STAGES - 1 steps ahead. Then a lane has a whole piece of 32 elements. x is rounded to multiples of
- * 2^-14 of a power of two above the largest of the piece, which are two signed digits of 8 bits; sums of a piece are exact. ROWS
- * are those of a warp here, AT_ONCE of which are in a step, and PIECES the most that a row of x has.
+ * multiplies them, STAGES - 1 steps ahead. Then a lane has a whole piece of 32 elements, and multiplies it with digits of x
+ * (blocks.h). ROWS are those of a warp here, AT_ONCE of which are in a step, and PIECES the most that a row of x has.
  *
  * Rows of w and x lie along k without gaps; those of x, and of plain types of w, begin at multiples of 16 bytes, and k
  * fills whole chunks.
@@ -168,8 +167,7 @@ FN GLOBAL const u8 *staged_row(const Product p, int n0, int i) {
 
 #define STEP_NBYTES (WARP / PER_BLOCK * BLOCK_NBYTES) /* of a row */
 #define ROW_CHUNKS ((STEP_NBYTES + 30) / 16)          /* it may begin and end anywhere in a chunk */
-#define COPIES ((AT_ONCE * ROW_CHUNKS + WARP - 1) / WARP)
-#define DIGIT_CHUNKS 5 /* of a piece of x: upper and lower digits; unit and the sums of its halves */
+#define DIGIT_CHUNKS 7 /* of a piece of x: its digits, PLANE words each; unit and the sums of its halves */
 #define STAGED_CHUNKS (PIECES * DIGIT_CHUNKS + TEAMS * STAGES * AT_ONCE * ROW_CHUNKS)
 #define STEPS_OF(p) (((p).nk / 32 + WARP * SPLIT - 1) / (WARP * SPLIT))
 
@@ -193,18 +191,18 @@ FN void split_rows(const Product p, LOCAL_PTR u32 *digits, LOCAL_PTR float *norm
       u32 other = BITS_OF_FLOAT(EXCHANGED(FLOAT_OF_BITS(top), mask, scratch));
       top = MAX(top, other);
     }
-    u32 exponent = MAX(top >> 23, 14u);
-    float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((267u - exponent) << 23);
-    float unit = FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 13u) << 23);
-    /* Adding 1.5 * 2^23 rounds to an integer; adding half of its range makes the lower digit signed. */
-    UNROLL for (int j = 0; j < 8; j++) q[j] = BITS_OF_FLOAT(v[j] * per_unit + 12582912.0f) - 0x4b400000u + 0x80u;
+    u32 exponent = MAX(top >> 23, 22u);
+    float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((275u - exponent) << 23);
+    float unit = FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 21u) << 23);
+    UNROLL for (int j = 0; j < 8; j++) q[j] = BITS_OF_FLOAT(v[j] * per_unit + 12582912.0f) - 0x4b400000u + 0x00808080u;
     LOCAL_PTR u32 *to = digits + piece * (DIGIT_CHUNKS * 4) + t * 2;
-    UNROLL for (int d = 0; d < 2 && exists; d++) {
-      u32 pair = (u32)(d | (d + 4) << 4), flip = d ? 0u : 0x80808080u;
-      to[(1 - d) * 8] = PERMUTED(PERMUTED(q[0], q[1], pair), PERMUTED(q[2], q[3], pair), 0x5410u) ^ flip;
-      to[(1 - d) * 8 + 1] = PERMUTED(PERMUTED(q[4], q[5], pair), PERMUTED(q[6], q[7], pair), 0x5410u) ^ flip;
+    UNROLL for (int d = 0; d < DIGITS && exists; d++) {
+      u32 pair = (u32)(d | (d + 4) << 4);
+      LOCAL_PTR u32 *word = to + (2 - d) * PLANE;
+      word[0] = PERMUTED(PERMUTED(q[0], q[1], pair), PERMUTED(q[2], q[3], pair), 0x5410u) ^ 0x80808080u;
+      word[1] = PERMUTED(PERMUTED(q[4], q[5], pair), PERMUTED(q[6], q[7], pair), 0x5410u) ^ 0x80808080u;
     }
-    LOCAL_PTR float *more = (LOCAL_PTR float *)(digits + piece * (DIGIT_CHUNKS * 4) + 16);
+    LOCAL_PTR float *more = (LOCAL_PTR float *)(digits + piece * (DIGIT_CHUNKS * 4) + DIGITS * PLANE);
 #if HAS_MIN
     float low = x[0] + x[1] + (x[2] + x[3]), high = x[4] + x[5] + (x[6] + x[7]);
     UNROLL_MEETING for (int mask = 1; mask < 4; mask *= 2) {
@@ -268,25 +266,28 @@ FN void add_step(float *sums, LOCAL_PTR const u4 *stage, LOCAL_PTR const u4 *dig
   if (piece >= p.nk / 32) return;
   u4 x[DIGIT_CHUNKS];
   UNROLL for (int c = 0; c < DIGIT_CHUNKS; c++) x[c] = digits[piece * DIGIT_CHUNKS + c];
-  const u32 xs[16] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w,
-                      x[2].x, x[2].y, x[2].z, x[2].w, x[3].x, x[3].y, x[3].z, x[3].w};
+  u32 xs[DIGITS * PLANE];
+  UNROLL for (int c = 0; c < DIGIT_CHUNKS - 1; c++)
+    xs[c * 4] = x[c].x, xs[c * 4 + 1] = x[c].y, xs[c * 4 + 2] = x[c].z, xs[c * 4 + 3] = x[c].w;
+  const u4 more = x[DIGIT_CHUNKS - 1];
   UNROLL for (int r = 0; r < AT_ONCE; r++) {
     LOCAL_PTR const u8 *memory = (LOCAL_PTR const u8 *)(stage + r * ROW_CHUNKS);
     GLOBAL const u8 *row = staged_row(p, n0, i0 + r) + (i64)(first * WARP / PER_BLOCK) * BLOCK_NBYTES;
-    int at = (int)((u64)row & 15) + block, high[PARTS], low[PARTS];
+    int at = (int)((u64)row & 15) + block, part_of_digit[DIGITS * PARTS];
     u32 words[8];
     unpack_piece(words, memory, at, s);
-    UNROLL for (int part = 0; part < PARTS; part++) high[part] = low[part] = 0;
-    UNROLL for (int i = 0; i < 8; i++) {
-      high[i % PARTS] = DOT4(words[i], xs[i], high[i % PARTS]);
-      low[i % PARTS] = DOT4(words[i], xs[8 + i], low[i % PARTS]);
+    UNROLL for (int i = 0; i < DIGITS * PARTS; i++) part_of_digit[i] = 0;
+    UNROLL for (int i = 0; i < DIGITS * PLANE; i++) {
+      int to = i / PLANE * PARTS + i % PARTS;
+      part_of_digit[to] = DOT4(words[i % PLANE], xs[i], part_of_digit[to]);
     }
     UNROLL for (int part = 0; part < PARTS; part++) {
-      float scale = block_scale(memory + at, s * PARTS + part) * FLOAT_OF_BITS(x[4].x);
-      sums[r] += (float)(high[part] * 256 + low[part]) * scale;
+      float scale = block_scale(memory + at, s * PARTS + part) * FLOAT_OF_BITS(more.x);
+      float lower = (float)(part_of_digit[PARTS + part] * 256 + part_of_digit[2 * PARTS + part]);
+      sums[r] += ((float)part_of_digit[part] * 65536.0f + lower) * scale;
 #if HAS_MIN
-      float of_x = FLOAT_OF_BITS(part ? x[4].z : x[4].y);
-      if (PARTS == 1) of_x += FLOAT_OF_BITS(x[4].z);
+      float of_x = FLOAT_OF_BITS(part ? more.z : more.y);
+      if (PARTS == 1) of_x += FLOAT_OF_BITS(more.z);
       sums[r] += block_min(memory + at, s * PARTS + part) * of_x;
 #endif
     }
