@@ -1,7 +1,7 @@
 """Check a program while it runs, and stop at the first finding.
 
 The journal is read as it grows. Records stay in the file, and are looked up there for the words of
-a finding; what is kept in memory is ``ggsched.sanitize.live``, stacks and notes on memory in use.
+a finding; what is kept in memory is ``ggsched_race.live_races``, stacks and notes on memory in use.
 """
 
 import os
@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from ggsched.files.reading import open_regular, read_some
-from ggsched.sanitize.live import LiveRaces
 from ggsched.trace.schema import Actor, Entry, Trace
 from ggsched_race.call_sites import Stack
+from ggsched_race.live_races import LiveRaces
 from ggsched_race.report import RaceFinding, RaceReport, Words
 from ggsched_race.streamed import Lines
 from ggsched_race.trace_notes import Note, Notes

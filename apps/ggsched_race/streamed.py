@@ -4,21 +4,21 @@ A record is decoded, followed and dropped; one that a finding names is decoded a
 what is known of bytes and events, the notes of allocations, and eight bytes for each record.
 """
 
-import gc
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic, Literal, NamedTuple, TypeVar, overload
 
 import msgspec
 
+from ggsched.collector import collector_paused
 from ggsched.sanitize import Finding
-from ggsched.sanitize.live import LiveRaces
+from ggsched.sanitize.from_trace import memory_of, without_events
 from ggsched.sanitize.races import MAX_RACES, Clash
-from ggsched.sanitize.references import Named
+from ggsched.sanitize.screen import Screen
 from ggsched.trace.export import Header, header_and_lines
 from ggsched.trace.schema import Alloc, Entry, Record, Sync, Trace, Wait, Work
+from ggsched_race.live_races import LiveRaces
 from ggsched_race.trace_notes import Note, Notes, header_notes, line_at
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class Streamed(NamedTuple):
     races: Sequence[Finding]
 
 
+@collector_paused()
 def follow_lines(data: bytes, file: str) -> Streamed | None:
     """Return the races of a trace in lines.
 
@@ -79,35 +80,46 @@ def follow_lines(data: bytes, file: str) -> Streamed | None:
     header, lines = header_and_lines(data, file)
     if not _is_simple(header):
         return None
-    races, places, memories = LiveRaces(), array("q"), dict[int, Note]()
-    for actor in header.actors:
-        races.add_actor(actor)
-    named, note_of = Named(header.actors), msgspec.json.Decoder(Note).decode
-    clashes: list[Clash] = []
-    with _collector_paused():
-        for _, start, text in lines:
-            try:
-                entry = _SIMPLE.decode(text)
-            except (msgspec.MsgspecError, ValueError, RecursionError):
+    places, memories = array("q"), dict[int, Note]()
+    stream = without_events(Trace(header.name, header.actors, (), header.events))
+    screen, note_of = Screen(stream), msgspec.json.Decoder(Note).decode
+    for _, start, text in lines:
+        try:
+            entry = _SIMPLE.decode(text)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+        if isinstance(entry, Alloc):
+            if entry.space or entry.address or not entry.is_defined:
                 return None
-            if not named.has_all_of(entry):
-                return None
-            if isinstance(entry, Alloc):
-                if entry.space or entry.address or not entry.is_defined:
-                    return None
-                note = note_of(text)
-                if note.place:
-                    memories[note.memory] = note
-            places.append(start)
-            if len(clashes) < MAX_RACES:
-                clashes += races.add(entry)
+            note = note_of(text)
+            if note.place:
+                memories[note.memory] = note
+            stream.memories[entry.memory] = memory_of(entry, entry.memory)
+        screen.add(len(places), entry)
+        if not screen.is_known:
+            return None
+        places.append(start)
+    spaces = screen.racy()
+    if not screen.is_known:
+        return None
     line = partial(line_at, data)
     entries = Lines(line, places, msgspec.json.Decoder(Entry).decode)
     trace = Trace(header.name, header.actors, entries, header.events)  # type: ignore[arg-type]
     stacks, notices = header_notes(data, file)
-    records_notes = Lines(line, places, note_of)
-    notes = Notes(stacks, records_notes, memories, notices)
-    return Streamed(trace, notes, [races.finding(c, trace) for c in clashes[:MAX_RACES]])
+    notes = Notes(stacks, Lines(line, places, note_of), memories, notices)
+    return Streamed(trace, notes, _races(trace, spaces) if spaces is None or spaces else ())
+
+
+def _races(trace: Trace, spaces: set[int] | None) -> Sequence[Finding]:
+    """Return the races in memory objects, in all of them if none are named."""
+    races, clashes = LiveRaces(spaces), list[Clash]()
+    for actor in trace.actors:
+        races.add_actor(actor)
+    for entry in trace.entries:
+        clashes += races.add(entry)
+        if len(clashes) >= MAX_RACES:
+            break
+    return [races.finding(clash, trace) for clash in clashes[:MAX_RACES]]
 
 
 def _is_simple(header: Header) -> bool:
@@ -150,15 +162,3 @@ _SIMPLE: Final = msgspec.json.Decoder(
     | _noted(Alloc)
 )
 """Decodes records of which nothing but a race can be wrong, as far as contents go."""
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Look for no cycles meanwhile: there are none, and each look costs more than the last."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -13,7 +13,7 @@ from ggsched.sanitize.deadlock import find_event_misuse, find_stuck
 from ggsched.sanitize.disorder import find_disorder
 from ggsched.sanitize.events import EventStream
 from ggsched.sanitize.from_plan import from_plan
-from ggsched.sanitize.from_trace import from_trace
+from ggsched.sanitize.from_trace import from_trace, without_events
 from ggsched.sanitize.fused import find_bad_groups
 from ggsched.sanitize.hazards import find_bad_hazards
 from ggsched.sanitize.meaning import find_departures, find_overwritten_operands, find_wrong_slots
@@ -24,6 +24,7 @@ from ggsched.sanitize.references import find_unknown, find_unknown_in_trace
 from ggsched.sanitize.relations import GRAPH_RELATIONS, find_disagreements, find_missing_paths
 from ggsched.sanitize.report import Finding, Report
 from ggsched.sanitize.rows import find_bad_rows
+from ggsched.sanitize.screen import Screen
 from ggsched.topology.model import Topology
 from ggsched.trace.schema import Sync, Trace
 
@@ -115,6 +116,7 @@ def check_plan(
     return Report(plan.name, len(plan.commands), runs, tuple(findings), hints)
 
 
+@collector_paused()
 def check_trace(trace: Trace, *, advice: bool = False) -> Report:
     """Return what is wrong with a trace.
 
@@ -142,15 +144,21 @@ def check_trace(trace: Trace, *, advice: bool = False) -> Report:
         >>> len(check_trace(Trace("small", actors, records)).findings)
         1
     """
-    findings = find_unknown_in_trace(trace)
+    screen = Screen(without_events(trace))
+    for i, entry in enumerate(trace.entries):
+        screen.add(i, entry)
+    spaces = screen.racy()
+    is_known = screen.is_known and all(a.id == i for i, a in enumerate(trace.actors))
+    findings = [] if is_known else find_unknown_in_trace(trace)
     hints: tuple[Finding, ...] = ()
     if not findings:
-        stream = from_trace(trace)
+        stream = from_trace(trace, spaces)
         for rule in _STREAM_RULES:
-            findings += rule(stream)
-        if not any(f.kind == "race" for f in findings):
+            findings += [] if is_known and rule is find_dead_memory else rule(stream)
+        is_plain = is_known and screen.is_plain
+        if not is_plain and not any(f.kind == "race" for f in findings):
             findings += find_wrong_content(stream)
         if advice and not findings:
             own = {i for i, e in enumerate(trace.entries) if trace.runs and isinstance(e, Sync)}
-            hints = advise(stream, own)
+            hints = advise(from_trace(trace), own)
     return Report(trace.name, len(trace.entries), 0, tuple(findings), hints)

@@ -7,7 +7,6 @@ so one of them is enough. Scratch memory of a plan holds nothing when a run begi
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Final
 
 from ggsched.ir.intervals import IntervalMap
 from ggsched.sanitize.events import (
@@ -25,18 +24,11 @@ from ggsched.sanitize.report import Finding, FindingKind
 
 _Cell = tuple[Held, Event | None]
 
-_DEFINED: Final[_Cell] = (UNKNOWN, None)
-"""What is written where no access says what it is."""
-
 
 def find_wrong_content(stream: EventStream) -> list[Finding]:
     """Return reads of bytes that are undefined, of another owner or too old; bad writes too."""
     walk = _Walk(stream)
-    contents = (c for event in stream.events for step in event.steps for c in step.contents)
-    if all(content is UNKNOWN for content in contents):
-        walk.follow_untagged(stream.events)
-    else:
-        walk.follow(stream.events)
+    walk.follow(stream.events)
     return list(walk.findings.values())
 
 
@@ -53,8 +45,7 @@ class _Walk:
         memories = stream.memories.items()
         self._free = {i for i, m in memories if m.owner is None and not m.is_constant}
         self._maps: dict[int, IntervalMap[_Cell]] = {
-            i: IntervalMap(_DEFINED if m.content is UNKNOWN else (m.content, None))
-            for i, m in memories
+            i: IntervalMap((m.content, None)) for i, m in memories
         }
         self.findings: dict[tuple[str, int, int, object], Finding] = {}
 
@@ -86,24 +77,6 @@ class _Walk:
                     if nbytes and mode != "-":
                         access = Access(memory, start, end, mode, content_of(held))
                         self._follow(event, step, access, held)
-
-    def follow_untagged(self, events: Sequence[Event]) -> None:
-        """Follow accesses of which no one says what the bytes are: only whether they are defined.
-
-        Then nobody asks who wrote them, so that writes into what is defined change nothing.
-        """
-        for event in events:
-            for step in event.steps:
-                for mode, (memory, start, nbytes) in zip(step.modes, step.regions, strict=True):
-                    map_, end = self._maps[memory], start + nbytes
-                    k = bisect_right(map_.starts, start)
-                    is_one = k == len(map_.starts) or map_.starts[k] >= end
-                    if not nbytes or (is_one and map_.values[k - 1] is _DEFINED):
-                        continue
-                    if mode == "w":
-                        map_.put(start, end, _DEFINED)
-                    else:
-                        self._follow(event, step, Access(memory, start, end, mode), UNKNOWN)
 
     def _follow(self, event: Event, step: Step, access: Access, held: Held) -> None:
         """Follow an access."""

@@ -3,7 +3,7 @@
 What the trace names must exist (see ``references``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, assert_never, overload
 
 from ggsched.sanitize.events import (
@@ -26,15 +26,26 @@ from ggsched.trace import schema
 from ggsched.trace.schema import Entry, Trace
 
 
-def from_trace(trace: Trace) -> EventStream:
-    """Return the events of a trace."""
+def from_trace(trace: Trace, spaces: Collection[int] | None = None) -> EventStream:
+    """Return the events of a trace.
+
+    Args:
+        spaces: Those of which accesses are listed; all if not given.
+    """
+    stream = without_events(trace)
+    memories, entries = stream.memories, enumerate(trace.entries)
+    return stream._replace(events=[event_of(i, entry, memories, spaces) for i, entry in entries])
+
+
+def without_events(trace: Trace) -> EventStream:
+    """Return who and what the events of a trace are about."""
     memories = _memories(trace)
     return EventStream(
         name=trace.name,
         size=len(trace.entries),
         actors=[Actor(a.name, a.device, a.kind == "host", a.copy_order) for a in trace.actors],
         memories=memories,
-        events=[event_of(i, entry, memories) for i, entry in enumerate(trace.entries)],
+        events=(),
         runs=1,
         is_renewable=trace.events == "latest",
         names=TraceNames(trace, memories),
@@ -63,8 +74,14 @@ def memory_of(entry: schema.Alloc, space: int) -> Memory:
     )
 
 
-def event_of(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
-    """Return a record as an event."""
+def event_of(
+    i: int, entry: Entry, memories: dict[int, Memory], spaces: Collection[int] | None = None
+) -> Event:
+    """Return a record as an event.
+
+    Args:
+        spaces: Those of which accesses are listed; all if not given.
+    """
     actor = entry.actor
     match entry:
         case schema.Work(by=by, reads=reads, writes=writes):
@@ -75,8 +92,8 @@ def event_of(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
                 by,
                 is_copy=entry.is_copy,
                 is_partial=entry.is_partial,
-                reads=_spans(reads, memories),
-                writes=_spans(writes, memories),
+                reads=_spans(reads, memories, spaces),
+                writes=_spans(writes, memories, spaces),
                 steps=_OneStep(entry),
             )
         case schema.Record(by=by, event=event):
@@ -91,7 +108,8 @@ def event_of(i: int, entry: Entry, memories: dict[int, Memory]) -> Event:
             return Event(i, "alloc", actor, memory=memory, is_safe=not entry.is_unsafe)
         case schema.Free(by=by, memory=memory):
             m = memories[memory]
-            whole = ((m.space, m.address, m.address + m.nbytes),) if m.nbytes else ()
+            is_listed = m.nbytes and (spaces is None or m.space in spaces)
+            whole = ((m.space, m.address, m.address + m.nbytes),) if is_listed else ()
             return Event(i, "free", actor, by, writes=whole, memory=memory, is_safe=False)
         case schema.CaptureBegin(by=by):
             return Event(i, "capture", actor, by)
@@ -127,11 +145,15 @@ class _OneStep(Sequence[Step]):
         return (Step(-1, None, regions, modes, contents),)[at]
 
 
-def _spans(accesses: Sequence[schema.Access], memories: dict[int, Memory]) -> Sequence[Span]:
+def _spans(
+    accesses: Sequence[schema.Access],
+    memories: dict[int, Memory],
+    spaces: Collection[int] | None,
+) -> Sequence[Span]:
     spans = []
-    for memory, start, end, _ in accesses:
+    for memory, start, end, _ in accesses if spaces is None or spaces else ():
         m = memories[memory]
-        if start < end:
+        if start < end and (spaces is None or m.space in spaces):
             if m.address:
                 start, end = m.address + start, m.address + end
             spans.append((m.space, start, end))

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from ggsched.ir.intervals import IntervalMap
 from ggsched.sanitize.events import NOBODY, Actor, Event, EventStream
+from ggsched.trace.schema import Work
 
 SHIFT: Final = 4
 MASK: Final = (1 << SHIFT) - 1
@@ -132,7 +133,7 @@ class HappensBefore:
         """Forget events: those of the next run are others, with the same ids."""
         self._events = {}
 
-    def work(self, event: Event, index: int, run: int) -> tuple[Mark, Clock]:
+    def work(self, event: Event | Work, index: int, run: int) -> tuple[Mark, Clock]:
         """Enqueue work; return its mark and the clock that it begins with, itself included."""
         lane = self._lanes[event.actor][event.is_copy]
         clock = self._hear(lane, event.by)

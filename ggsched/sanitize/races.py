@@ -270,6 +270,8 @@ class Races:
 
 def find_races(stream: EventStream) -> list[Finding]:
     """Return each racing pair of events once, with the first bytes that show it."""
+    if not any(event.writes for event in stream.events):
+        return []
     walk = _Walk(stream)
     for run in range(stream.runs):
         walk.run(run)

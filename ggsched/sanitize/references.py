@@ -14,16 +14,13 @@ from ggsched.sanitize.report import Finding
 from ggsched.trace.schema import (
     NOBODY,
     Access,
-    Actor,
     Alloc,
     CaptureBegin,
     CaptureEnd,
     Entry,
     Free,
-    Record,
     Sync,
     Trace,
-    Wait,
     Work,
 )
 
@@ -289,40 +286,6 @@ def _bad_region(plan: Plan, region: Region) -> str:
 # --- traces ---------------------------------------------------------------------------------------
 
 
-class Named:
-    """What records of a trace may name, while they are read one by one.
-
-    Args:
-        actors: Those of the trace.
-    """
-
-    def __init__(self, actors: Sequence[Actor]) -> None:
-        self._count = len(actors)
-        self._hosts = {NOBODY, *(i for i, actor in enumerate(actors) if actor.kind == "host")}
-        self._sizes: dict[int, int] = {}
-
-    def has_all_of(self, entry: Entry) -> bool:
-        """Whether a record is sure to name nothing but what there is, and bytes inside of it."""
-        if not 0 <= entry.actor < self._count:
-            return False
-        if isinstance(entry, Alloc):
-            is_new = entry.memory not in self._sizes and entry.nbytes >= 0
-            self._sizes[entry.memory] = entry.nbytes
-            return is_new
-        if entry.by not in self._hosts:
-            return False
-        if isinstance(entry, Work):
-            size_of = self._sizes.get
-            for accesses in (entry.reads, entry.writes):
-                for memory, start, end, _ in accesses:
-                    if not 0 <= start <= end <= size_of(memory, -1):
-                        return False
-            return True
-        if isinstance(entry, Sync):
-            return entry.stream is None or 0 <= entry.stream < self._count
-        return isinstance(entry, Record | Wait)
-
-
 def find_unknown_in_trace(trace: Trace) -> list[Finding]:
     """Return actors and memory of a trace that are named and do not exist, and bytes outside."""
     findings = [
@@ -340,10 +303,8 @@ def find_unknown_in_trace(trace: Trace) -> list[Finding]:
                 what = f"#{i} allocates {entry.nbytes} bytes"
                 findings.append(Finding("region", what, i))
             sizes[entry.memory] = entry.nbytes
-    named = Named(trace.actors)
     for i, entry in enumerate(trace.entries):
-        if not named.has_all_of(entry):  # as it mostly has
-            findings += _in_entry(trace, i, entry, sizes)
+        findings += _in_entry(trace, i, entry, sizes)
     return findings
 
 

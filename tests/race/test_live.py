@@ -11,9 +11,9 @@ import pytest
 
 from ggsched.files.reading import open_regular
 from ggsched.sanitize import check_trace
-from ggsched.sanitize.live import LiveRaces
 from ggsched.trace.export import read_trace
 from ggsched_race.live import LiveCheck, follow
+from ggsched_race.live_races import LiveRaces
 from tests.meta.repository import ROOT
 from tests.race.random_programs import recorded, variants
 

@@ -6,15 +6,15 @@ memory that nothing will touch any more. Of each piece of work its number is kep
 
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import overload
 
-from ggsched.sanitize.events import NOBODY, Actor, Event, EventStream, Memory, Span
+from ggsched.sanitize.events import NOBODY, Actor, Event, EventStream, Memory
 from ggsched.sanitize.from_trace import TraceNames, event_of, memory_of
 from ggsched.sanitize.order import HappensBefore
 from ggsched.sanitize.races import AccessMap, Clash, Races, finding_of
 from ggsched.sanitize.report import Finding
-from ggsched.sanitize.spans import merge, subtract
+from ggsched.sanitize.spans import subtract
 from ggsched.trace import schema
 from ggsched.trace.schema import Entry, Trace
 
@@ -31,14 +31,6 @@ class _Log:
 
     def __getitem__(self, number: int, /) -> tuple[int, int]:
         return self._numbers[number], 0
-
-
-def _spans(accesses: Sequence[schema.Access]) -> Sequence[Span]:
-    """Return bytes of memory objects that are spaces of their own."""
-    if len(accesses) == 1:
-        memory, start, end, _ = accesses[0]
-        return ((memory, start, end),) if start < end else ()
-    return merge([access[:3] for access in accesses])
 
 
 class _Memories(dict[int, Memory]):
@@ -70,13 +62,17 @@ class _Events(Sequence[Event]):
 class LiveRaces:
     """Follows a trace whose memory objects have spaces of their own, and no addresses.
 
+    Args:
+        spaces: Memory objects of which accesses are looked at; all if not given.
+
     Attributes:
         records: Number of records so far.
         actors: Those so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spaces: Collection[int] | None = None) -> None:
         self.records = 0
+        self._spaces = spaces
         self.actors: list[schema.Actor] = []
         self._memories = _Memories()
         self._followed: list[Actor] = []
@@ -131,16 +127,11 @@ class LiveRaces:
     def add(self, entry: Entry) -> list[Clash]:
         """Follow a record; return what it races with."""
         number, self.records = self.records, self.records + 1
-        reads: Sequence[Span] = ()
-        if isinstance(entry, schema.Work):
-            reads, writes = _spans(entry.reads), _spans(entry.writes)
-            event = Event(number, "work", entry.actor, entry.by, entry.is_copy)
-            reads = subtract(reads, writes) if writes else reads
-        else:
-            if isinstance(entry, schema.Alloc):
-                self._memories[entry.memory] = memory_of(entry, entry.memory)
-            event = event_of(number, entry, self._memories)
-            writes = event.writes
+        if isinstance(entry, schema.Alloc):
+            self._memories[entry.memory] = memory_of(entry, entry.memory)
+        event = event_of(number, entry, self._memories, self._spaces)
+        reads, writes = event.reads, event.writes
+        reads = subtract(reads, writes) if reads and writes else reads
         if event.kind in ("work", "free"):
             lane = self._order.lane(event)
             is_one = self._threads.get(lane, event.by) == event.by

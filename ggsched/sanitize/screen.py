@@ -1,0 +1,223 @@
+"""A screen for traces: most have no race, and then no access has to be looked at by itself.
+
+Records are followed with clocks, and their accesses are compared in batches of arrays. The screen
+names the address spaces in which something may race; ``races`` looks at these alone and decides. A
+space that the screen does not name has no race: on each byte every access is compared with the
+write before it, and every read with the next write. Between batches only accesses are kept that
+have no later write, and of these not those that all later work comes after.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from ggsched.sanitize.events import UNKNOWN, EventStream
+from ggsched.sanitize.from_trace import event_of
+from ggsched.sanitize.order import HappensBefore
+from ggsched.trace.schema import (
+    NOBODY,
+    Access,
+    Alloc,
+    CaptureBegin,
+    CaptureEnd,
+    Entry,
+    Free,
+    Sync,
+    Work,
+)
+
+_MAX_LANES: Final = 256
+"""With more lanes the clocks of a batch take too much memory."""
+
+_MAX_PIECES: Final = 64
+"""A space whose accesses consist of more pieces each, on average, is left to ``races``."""
+
+_BATCH: Final = 3 << 10
+"""Accesses; more of them take more memory and hardly less time."""
+
+
+class Screen:
+    """Follows the records of a trace.
+
+    Args:
+        stream: Actors and memories of the trace; memories may be added while it is followed.
+
+    Attributes:
+        is_known: Whether all records so far name only what exists and is in use.
+        is_plain: Whether, besides, no access says what the bytes are, and none reads bytes that
+            nothing has written.
+    """
+
+    def __init__(self, stream: EventStream) -> None:
+        self._memories = stream.memories
+        self._order = HappensBefore(stream)
+        lanes = len(self._order.log)
+        self._order.log = [deque(maxlen=0) for _ in range(lanes)]  # which nobody reads
+        hosts = [i for i, actor in enumerate(stream.actors) if actor.is_host]
+        self._actors, self._enqueuers = len(stream.actors), {NOBODY, *hosts}
+        self._is_host = [actor.is_host for actor in stream.actors]
+        self._host = hosts[0] if len(hosts) == 1 else None
+        self._threads = dict.fromkeys(range(lanes), NOBODY if self._host is None else self._host)
+        self._life: dict[int, list[int]] = {}
+        """Numbers of the records that begin and end each memory."""
+        self._undefined: set[int] = set()
+        self.is_known, self.is_plain = lanes <= _MAX_LANES, True
+        self._racy: set[int] = set()
+        self._has_forgotten = False
+        self._accesses: list[Access] = []
+        self._counts: list[int] = []  # of the reads and the writes of each piece of work in turn
+        self._marks: list[tuple[int, int, int]] = []
+        self._clocks: list[list[int]] = []
+        self._kept = np.empty((6, 0), np.int64)
+        """Space, start, end, lane, number and whether it writes, of accesses of earlier batches."""
+
+    def add(self, number: int, entry: Entry) -> None:
+        """Follow a record."""
+        if not self.is_known or not self._names_what_exists(number, entry):
+            self.is_known = False
+            return
+        reads: Sequence[Access] = ()
+        if isinstance(entry, Work):
+            mark, clock = self._order.work(entry, number, 0)
+            reads, writes = entry.reads, entry.writes
+        else:
+            event = event_of(number, entry, self._memories, ())
+            if not isinstance(entry, Free):
+                self._order.follow(event)
+                return
+            mark, clock = self._order.work(event, number, 0)
+            self._order.free(event, clock)
+            writes = (Access(entry.memory, 0, self._memories[entry.memory].nbytes),)
+        if reads or writes:
+            self._accesses += reads
+            self._accesses += writes
+            self._counts += (len(reads), len(writes))
+            self._marks.append((*mark, number))
+            self._clocks.append(clock[0] if len(clock) == 1 else [*chain(*clock)])
+            if len(self._accesses) > max(_BATCH, 2 * self._kept.shape[1]):
+                self._compare()
+
+    def racy(self) -> set[int] | None:
+        """Return spaces with all races, after the last record; None if that is not known."""
+        self._compare()
+        is_known = self.is_known and not (self._has_forgotten and self._host is None)
+        return self._racy if is_known else None
+
+    def _names_what_exists(self, number: int, entry: Entry) -> bool:
+        """Whether actors and memory exist; what accesses name is looked at with all of a batch."""
+        if not 0 <= entry.actor < self._actors:
+            return False
+        if isinstance(entry, Alloc):
+            if entry.memory in self._life or entry.nbytes < 0:
+                return False
+            self._life[entry.memory] = [number, 1 << 62]
+            if self._memories[entry.memory].content is not UNKNOWN:
+                self._undefined.add(entry.memory)
+            return True
+        if entry.by != self._host:
+            if entry.by not in self._enqueuers:
+                return False
+            if not self._is_host[entry.actor]:
+                self._host = None  # lanes have heard of a thread that does not enqueue it all
+        if isinstance(entry, Work):
+            return True
+        if isinstance(entry, Free):
+            life = self._life.get(entry.memory, (0, 0))
+            if life[1] != 1 << 62:
+                return False
+            self._life[entry.memory][1] = number
+        if isinstance(entry, Sync):
+            return entry.stream is None or 0 <= entry.stream < self._actors
+        return not (isinstance(entry, CaptureBegin | CaptureEnd) and self._is_host[entry.actor])
+
+    # --- a batch ----------------------------------------------------------------------------------
+
+    def _compare(self) -> None:
+        """Compare the accesses of a batch with each other and with those that are kept."""
+        if not self._accesses or not self.is_known:
+            return
+        memory, start, end, tags = zip(*self._accesses, strict=True)
+        marks, clocks = np.array(self._marks), np.array(self._clocks)
+        counts = np.array(self._counts)
+        self._accesses, self._counts, self._marks, self._clocks = [], [], [], []
+        work = np.repeat(np.arange(len(counts)) >> 1, counts)
+        writes = np.repeat(np.arange(len(counts)) & 1, counts)
+        new = self._looked_up(memory, start, end, marks[work, 2], writes)
+        self.is_plain &= not any(tags)
+        if new is None:
+            self.is_known = False
+            return
+        rows = np.concatenate([self._kept, np.vstack([*new, marks[work, :2].T, writes])], axis=1)
+        work = np.concatenate([np.full(self._kept.shape[1], -1), work])
+        used = (rows[1] < rows[2]) & ~np.isin(rows[0], [*self._racy])
+        self._kept = self._raced(rows[:, used], work[used], clocks)
+
+    def _looked_up(self, memory: Any, start: Any, end: Any, record: Any, writes: Any) -> Any:
+        """Return spaces, and first and last bytes there; None if one lies outside its memory."""
+        try:
+            memory, start, end = (np.array(x, np.int64) for x in (memory, start, end))
+        except OverflowError:
+            return None
+        ids, first, at = np.unique(memory, return_index=True, return_inverse=True)
+        known = [self._life.get(i, (0, -1)) for i in ids.tolist()]
+        facts = [self._memories[i] for i in ids.tolist() if i in self._life]
+        if len(facts) < len(ids) or any(abs(m.address) + m.nbytes >= 1 << 62 for m in facts):
+            return None
+        life = np.array(known).T[:, at]
+        size, space, address = np.array([(m.nbytes, m.space, m.address) for m in facts]).T[:, at]
+        if ((start < 0) | (start > end) | (end > size) | (record < life[0])).any():
+            return None
+        if (record > life[1]).any():
+            return None
+        for k, i in zip(first.tolist(), ids.tolist(), strict=True) if self._undefined else ():
+            if i in self._undefined:
+                self._undefined.discard(i)
+                self.is_plain &= bool(writes[k] and not start[k] and end[k] == size[k])
+        return space, address + start, address + end
+
+    def _raced(self, rows: Any, work: Any, clocks: Any) -> Any:
+        """Note the spaces in which accesses race; return the accesses to keep."""
+        space, start, end, lane, number, writes = rows
+        # Bytes between two neighbouring ends of accesses are a segment; rows are cut into these.
+        ends, at = np.unique(np.concatenate([start, end]), return_inverse=True)
+        spaces, of = np.unique(space, return_inverse=True)
+        keys, at = np.unique(np.tile(of, 2) * len(ends) + at, return_inverse=True)
+        first, pieces = at[: len(space)], at[len(space) :] - at[: len(space)]
+        totals = np.bincount(of, pieces)
+        if (is_cut := totals > _MAX_PIECES * np.bincount(of)).any():
+            self._racy.update(spaces[is_cut].tolist())
+            return self._raced(rows[:, ~is_cut[of]], work[~is_cut[of]], clocks)
+        row = np.repeat(np.arange(len(space)), pieces)
+        segment = np.arange(len(row)) + np.repeat(first - (np.cumsum(pieces) - pieces), pieces)
+        order = np.argsort(segment, kind="stable")  # in each one in the order of the records
+        segment, row = segment[order], row[order]
+        place, is_write = np.arange(len(row)), writes[row] > 0
+        begins = np.flatnonzero(np.diff(segment, prepend=-1))
+        of_segment = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(row)))
+        begin, stop = begins[of_segment], np.append(begins[1:], len(row))[of_segment]
+        write = np.maximum.accumulate(np.where(is_write, place, -1))
+        before = np.append(-1, write[:-1])
+        following = np.minimum.accumulate(np.where(is_write, place, len(row))[::-1])[::-1]
+        for is_pair, earlier, later in (
+            (before >= begin, before, place),
+            (~is_write & (following < stop), place, following),
+        ):
+            one, other = row[earlier[is_pair]], row[later[is_pair]]
+            is_new = work[other] >= 0
+            one, other = one[is_new], other[is_new]
+            is_late = clocks[work[other], lane[one]] < number[one]
+            self._racy.update(space[one[is_late]].tolist())
+        kept = place[place >= np.maximum(write[stop - 1], begin)]
+        key = (segment[kept] * _MAX_LANES + lane[row[kept]]) * 2 + writes[row[kept]]
+        _, latest = np.unique(key[::-1], return_index=True)
+        kept = kept[np.sort(len(kept) - 1 - latest)]
+        if self._host is not None:
+            self._has_forgotten = True
+            passed = np.array([*chain(*self._order.passed(self._threads))])
+            kept = kept[passed[lane[row[kept]]] < number[row[kept]]]
+        row, segment = row[kept], segment[kept]
+        bounds = (ends[keys[segment + k] % len(ends)] for k in (0, 1))
+        return np.vstack([space[row], *bounds, rows[3:, row]])
