@@ -8,8 +8,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from itertools import islice
 from linecache import getline
-from operator import attrgetter
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Final, NamedTuple
 
 _DEPTH: Final = 2 * 48
@@ -62,56 +61,49 @@ class CallSites:
     def __init__(self, added: Callable[[int, Stack, Place], None]) -> None:
         self._added = added
         self.outside: int | None = None
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._codes: list[CodeType] = []  # kept, so that no other code has their ids
+        self._known: dict[tuple[int, ...], list[tuple[list[Any], int]]] = {}
         self._stacks: dict[tuple[Stack, Place], int] = {}
 
-    def here(self) -> int:
-        """Return the number of the calling stack, without the frames of this package."""
-        first: FrameType | None = sys._getframe(1)
+    def here(self, first: FrameType | None = None) -> int:
+        """Return the number of the calling stack, without the frames of this package.
+
+        Args:
+            first: Its innermost frame, if that is known.
+        """
+        first = first or sys._getframe(1)
         while first is not None and first.f_code.co_filename.startswith(_OWN):
             first = first.f_back
         if first is None and self.outside is not None:
             return self.outside
         calls = _codes_and_places(first)
-        key = (*map(id, calls[::2]), *calls[1::2])  # the hash of code takes long
-        known = self._numbers.get(key)
-        if known is None:
-            found = list(zip(calls[::2], calls[1::2], strict=True))
-            self._codes += (code for code, _ in found)
-            stack, new = _stack(found), len(self._stacks)
-            known = self._numbers[key] = self._stacks.setdefault(stack, new)
-            if known == new:
-                self._added(known, *stack)
-        return known
-
-
-_BACK: Final = ("", "f_back.", "f_back.f_back.", "f_back.f_back.f_back.")
-_four_of: Final = attrgetter(
-    *(back + name for back in _BACK for name in ("f_code", "f_lasti")), _BACK[-1] + "f_back"
-)
-"""Returns code and instruction of a frame and the three outside of it, and the frame after these:
-in one call, since a stack is looked at for each op."""
+        # To compare code by identity takes less than its hash, or a number for each.
+        found = self._known.setdefault((*map(id, calls[:1]), *calls[1::2]), [])
+        for known, number in found:
+            if known == calls:
+                return number
+        stack, new = _stack(calls), len(self._stacks)
+        number = self._stacks.setdefault(stack, new)
+        found.append((calls, number))
+        if number == new:
+            self._added(number, *stack)
+        return number
 
 
 def _codes_and_places(frame: FrameType | None) -> list[Any]:
     """Return the code and the instruction of each frame in turn, the innermost first."""
     found: list[Any] = []
-    try:
-        while frame is not None and len(found) < _DEPTH:
-            *four, frame = _four_of(frame)
-            found += four
-    except AttributeError:  # fewer than four are left
-        while frame is not None:
-            found += (frame.f_code, frame.f_lasti)
-            frame = frame.f_back
+    add = found.append
+    while frame is not None and len(found) < _DEPTH:
+        add(frame.f_code)
+        add(frame.f_lasti)
+        frame = frame.f_back
     return found
 
 
-def _stack(calls: Sequence[tuple[CodeType, int]]) -> tuple[Stack, Place]:
+def _stack(calls: Sequence[Any]) -> tuple[Stack, Place]:
     """Return the program's frames, those of libraries if there are no others, and the place."""
     here, frames = os.getcwd() + os.sep, []
-    for code, last in calls:
+    for code, last in zip(calls[::2], calls[1::2], strict=True):
         line = next((n for a, b, n in code.co_lines() if a <= last < b and n), code.co_firstlineno)
         place: Place = next(islice(code.co_positions(), last // 2, None), (None,) * 4)
         frames.append((Frame(code.co_filename, line, code.co_qualname), place))

@@ -6,6 +6,7 @@ the wait of a blocking copy, are recorded after the op.
 """
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -13,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import chain
+from types import FrameType
 from typing import Any, Final, Protocol, Self
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,12 +75,14 @@ class _Local(threading.local):
         is_in_op: Whether an op is under way.
         site: Number of the stack of the op that is recorded; below zero until it is looked for,
             None where there is no op.
+        frame: Where the program called that op, or within this package.
     """
 
     deferred: list[tuple[Callable[[float | None], None], int | None]] | None = None
     is_reading: bool = False
     is_in_op: bool = False
     site: int | None = None
+    frame: FrameType | None = None
 
 
 class Recorder:
@@ -134,7 +138,8 @@ class Recorder:
         if op.kind == "view" or local.is_reading or not self.is_enabled:
             return run(func, args, kwargs)
         self.platform.before_op()
-        outer, local.site = None if local.deferred is not None else self._begin_deferring(), -1
+        outer = None if local.deferred is not None else self._begin_deferring()
+        local.site, local.frame = -1, sys._getframe(1)
         try:
             local.is_in_op = True
             try:
@@ -158,7 +163,7 @@ class Recorder:
                 self.recording.notice(f"{op.label} is not recorded: {first_line(error)}")
             return result
         finally:
-            local.site = None
+            local.site = local.frame = None
             if outer is not None:
                 self._end_deferring(outer)
 
@@ -168,7 +173,7 @@ class Recorder:
         if local.site is None:
             return self.recording.sites.here()
         if local.site < 0:
-            local.site = self.recording.sites.here()
+            local.site = self.recording.sites.here(local.frame)
         return local.site
 
     def _begin_deferring(self) -> float | None:
@@ -299,10 +304,12 @@ class Recorder:
             inputs = {id(t) for _, t, _ in found}
             outputs = [t for t in outputs if id(t) not in inputs]
         device, device_of = None, self.platform.device_of
-        for tensor in chain((t for _, t, _ in found), outputs):
+        for _, tensor, _ in found:
             device = device_of(tensor)
             if device is not None:
                 break
+        else:
+            device = next((d for d in map(device_of, outputs) if d is not None), None)
         if device is None and self.host.is_empty:
             return
         actor = HOST if device is None else self.stream(device) if stream is None else stream
