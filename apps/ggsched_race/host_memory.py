@@ -9,6 +9,7 @@ queued copy has other content than when the copy was queued.
 import ctypes
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import wraps
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -146,13 +147,13 @@ def array_runs(array: np.ndarray[Any, Any]) -> tuple[int, list[Run]]:
     return low, strided_runs(array.shape, strides, 0, size).runs
 
 
-def _reading(method: str) -> Any:
-    """Return a method of ``TracedArray`` that reports a read of all, and calls the plain one."""
-
-    def read(self: "TracedArray", *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._whole(method.strip("_")), method)(*args, **kwargs)
-
-    return read
+_VIEWING: Final = (
+    *("diagonal", "getfield", "ravel", "reshape", "setflags", "squeeze", "swapaxes"),
+    *("to_device", "transpose", "view"),
+)
+"""Methods that return a view, some of them a copy where that cannot be."""
+_CHANGING: Final = ("byteswap", "partition", "put", "setfield", "sort")
+"""Methods that change the array, or may."""
 
 
 class TracedArray(np.ndarray[Any, Any]):
@@ -165,8 +166,8 @@ class TracedArray(np.ndarray[Any, Any]):
     accessed: Accessed | None = None
 
     def __array_finalize__(self, obj: Any) -> None:
-        # Views keep the base; whatever has memory of its own is not reported.
-        self.accessed = getattr(obj, "accessed", None) if self.base is not None else None
+        # Whatever has memory of its own is not reported, and neither is a view of that.
+        self.accessed = getattr(obj, "accessed", None) if _is_foreign(self) else None
 
     def _report(self, name: str, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> None:
         if self.accessed is not None:
@@ -217,6 +218,18 @@ class TracedArray(np.ndarray[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
+    def __bytes__(self) -> bytes:
+        return bytes(self._whole("bytes"))
+
+    @property
+    def flat(self) -> Any:
+        """An iterator over the elements."""
+        return self._whole("flat").flat
+
+    @flat.setter
+    def flat(self, value: Any) -> None:
+        self.fill(value)
+
     def fill(self, value: Any) -> None:
         """Set all elements."""
         self._report("numpy fill", (), [self])
@@ -227,12 +240,63 @@ class TracedArray(np.ndarray[Any, Any]):
         self._report(f"numpy {name}", [self])
         return self.view(np.ndarray)
 
-    __repr__, __float__, __int__, __bool__ = map(
-        _reading, ("__repr__", "__float__", "__int__", "__bool__")
-    )
-    copy, astype, tolist, item, tobytes = map(
-        _reading, ("copy", "astype", "tolist", "item", "tobytes")
-    )
+
+def _method(name: str) -> Any:
+    """Return a method of ``TracedArray`` that reports what the plain one touches."""
+    native = getattr(np.ndarray, name)
+
+    def viewing(self: TracedArray, *args: Any, **kwargs: Any) -> Any:
+        found = native(self, *args, **kwargs)
+        if isinstance(found, TracedArray) and found.accessed is None:
+            self._report(f"numpy {name}", [self])
+        return found
+
+    def touching(self: TracedArray, *args: Any, **kwargs: Any) -> Any:
+        writes = [self] if name in _CHANGING else [kwargs.get("out")]
+        self._report(f"numpy {name.strip('_')}", [self, *_nested(args)], writes)
+        plain = {k: _unwrapped(v) for k, v in kwargs.items()}
+        return native(_plain(self), *_unwrapped(args), **plain)
+
+    return viewing if name in _VIEWING else touching
+
+
+for _name in (
+    *(n for n in dir(np.ndarray) if not n.startswith("_") and callable(getattr(np.ndarray, n))),
+    *("__repr__", "__float__", "__int__", "__bool__", "__index__", "__complex__"),
+    *("__copy__", "__deepcopy__"),
+):
+    if _name not in vars(TracedArray):  # numpy has a hook for none of these
+        setattr(TracedArray, _name, _method(_name))
+
+
+def _is_foreign(array: Any) -> bool:
+    """Whether the memory of an array is not numpy's own."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array is not None
+
+
+def converting(native: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
+    """Return a function such as ``np.asarray`` that goes on tracing, or reports what it copies.
+
+    Args:
+        tensor: A class whose method ``numpy`` returns traced arrays.
+    """
+
+    @wraps(native)
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], tensor):
+            args = (args[0].numpy(), *args[1:])
+        found, value = native(*args, **kwargs), args[0] if args else None
+        if isinstance(value, TracedArray) and value.accessed is not None:
+            if not _is_foreign(found):
+                value._report(f"numpy {native.__name__}", [value])
+                return found
+            found = found.view(TracedArray)
+            found.accessed = value.accessed
+        return found
+
+    return convert
 
 
 def _traced(values: Iterable[Any]) -> Iterator[TracedArray]:

@@ -42,6 +42,15 @@ _WAITS_FIRST: Final = frozenset(
 )
 """Ops in which the host waits for a number of elements, and then launches what works on them."""
 
+_STATISTICS: Final = frozenset({"running_mean", "running_var"})
+_UPDATING: Final = frozenset(
+    {
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+        *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+    }
+)
+"""Ops that write statistics of batches in training, which their schemas do not say."""
+
 _COPIED: Final = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast"})
 """Functional collectives that work in place on a copy, which the calling stream makes."""
 
@@ -156,6 +165,7 @@ class Op(NamedTuple):
         chosen: Which rows ids choose.
         is_aliasing: Whether a result may be an argument.
         waits_first: Whether the host waits inside, if it does, before it launches the work.
+        training: Position of the flag without which nothing is written; below zero of none.
     """
 
     label: str
@@ -166,15 +176,18 @@ class Op(NamedTuple):
     chosen: Chosen | None
     is_aliasing: bool = True
     waits_first: bool = False
+    training: int = -1
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
         """Return (position, tensor, whether it is written) of all tensors."""
-        found, i = [], 0
+        found, writes, i = [], self.writes, 0
+        if 0 <= self.training < len(args) and not args[self.training]:
+            writes = (False,) * len(writes)
         for value in args:
             if isinstance(value, torch.Tensor):
-                found.append((i, value, self.writes[i]))
+                found.append((i, value, writes[i]))
             elif isinstance(value, (list, tuple)):
-                is_written = self.writes[i]
+                is_written = writes[i]
                 for item in value:
                     if isinstance(item, torch.Tensor):
                         found.append((i, item, is_written))
@@ -184,7 +197,7 @@ class Op(NamedTuple):
         for name, value in kwargs.items():
             if isinstance(value, (torch.Tensor, list, tuple)) and name in self.names:
                 i = self.names.index(name)
-                found += [(i, t, self.writes[i]) for t in tensors_in(value)]
+                found += [(i, t, writes[i]) for t in tensors_in(value)]
         return found
 
 
@@ -223,17 +236,19 @@ def op_of(func: Any) -> Op:
         return _collective(label, name, tuple(a.name for a in schema.arguments))
     if schema.name.startswith("_c10d_functional::") and kind not in ("none", "view"):
         kind = "copied_collective" if name in _COPIED else "collective"
+    names = tuple(a.name for a in schema.arguments)
     flags = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-    is_out = any(a.is_out for a in schema.arguments)
+    is_out, is_updating = any(a.is_out for a in schema.arguments), name in _UPDATING
     return Op(
         label,
         kind,
-        tuple(flags),
-        tuple(a.name for a in schema.arguments),
+        tuple(f or (is_updating and n in _STATISTICS) for f, n in zip(flags, names, strict=True)),
+        names,
         is_out or name in _OVERWRITES,
         _CHOSEN.get(name) if schema.name.startswith("aten::") else None,
         bool(aliases) or schema.is_mutable or not schema.name.startswith("aten::"),
         name in _WAITS_FIRST,
+        names.index("training") if is_updating and not is_out and "training" in names else -1,
     )
 
 

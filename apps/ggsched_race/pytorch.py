@@ -124,8 +124,11 @@ class Recorder:
         """Whether what is called now is a part of an op, or is not recorded at all."""
         return not self.is_enabled or self._local.is_reading or self._local.is_in_op
 
-    def stop(self) -> None:
-        """Record nothing more."""
+    def end(self) -> None:
+        """Record what has changed sources of queued copies, and nothing more."""
+        if self.is_enabled:
+            with self.recording.lock:
+                self._notice_changes(self.recording.sites.here())
         self._is_on = False
         if self.threads is not None:
             self.threads.stop()
@@ -396,7 +399,7 @@ class Recorder:
         Uses of other streams than the allocating one are bytes of the shadow as well.
         """
         if isinstance(tensor, ForeignArray):
-            self._blocks.are_shared = True
+            self.share_blocks()
             block = self._blocks.at(tensor.base, tensor.nbytes, tensor)
             start = tensor.address - block.address
             return self._spans(
@@ -440,6 +443,10 @@ class Recorder:
         if shadow is not None:
             spans += [(shadow, a, b) for a, b in runs]
         return spans, takes
+
+    def share_blocks(self) -> None:
+        """Let addresses that no allocator has given be parts of blocks: of another library."""
+        self._blocks.are_shared = True
 
     def views(self) -> Sequence[Any]:
         """Return the views since the last call: memory, shape and type, strides, offset."""

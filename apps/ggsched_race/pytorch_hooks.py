@@ -8,10 +8,12 @@ from functools import cache, wraps
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.cuda import _gpu_trace
 
 from ggsched_race.cupy_hooks import cupy_actions
+from ggsched_race.host_memory import converting
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import DispatchMode, Recorder, first_line
 from ggsched_race.triton_hooks import triton_actions
@@ -42,7 +44,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
         try:
             yield
         finally:
-            recorder.stop()
+            recorder.end()
 
 
 def _eager_actions(
@@ -204,7 +206,10 @@ def _patch_graphs(patches: Patches, recorder: Recorder) -> None:
 
 
 def _patch_memory(patches: Patches, recorder: Recorder) -> None:
-    """Note ``record_stream`` also where its caller keeps it from the dispatcher, as FSDP does."""
+    """Note ``record_stream`` also where its caller keeps it from the dispatcher, as FSDP does.
+
+    A tensor that is handed over by DLPack may be a part of another one.
+    """
     native = torch.Tensor.record_stream
 
     def record_stream(self: Any, stream: Any) -> None:
@@ -212,6 +217,14 @@ def _patch_memory(patches: Patches, recorder: Recorder) -> None:
         native(self, stream)
 
     patches.set(torch.Tensor, "record_stream", record_stream)
+    from_dlpack = torch.from_dlpack
+
+    def take_over(*args: Any, **kwargs: Any) -> Any:
+        recorder.share_blocks()
+        return from_dlpack(*args, **kwargs)
+
+    for owner in (torch, torch.utils.dlpack):
+        patches.set(owner, "from_dlpack", take_over)
 
 
 def _patch_reads(patches: Patches, recorder: Recorder) -> None:
@@ -227,6 +240,8 @@ def _patch_reads(patches: Patches, recorder: Recorder) -> None:
 
     patches.set(torch.Tensor, "numpy", as_numpy)
     patches.set(torch.Tensor, "tolist", as_list)
+    for name in ("array", "asarray", "asanyarray", "ascontiguousarray"):
+        patches.set(np, name, converting(getattr(np, name), torch.Tensor))
 
 
 def _patch_backward(patches: Patches, recorder: Recorder) -> None:

@@ -73,6 +73,8 @@ class SimulatedCuda:
         self._local = _Local()
         self._allocator = CachingAllocator()
         self._addresses: dict[int, int] = {}
+        self._places: dict[int, tuple[int, int]] = {}
+        """Of each block, by storage: where it is on the host, and its length."""
         self._pinned: set[int] = set()
         self._made_on: dict[tuple[int, int], SimulatedStream] = {}
 
@@ -187,11 +189,12 @@ class SimulatedCuda:
         stream = self.current().cuda_stream
         address = self._allocator.allocate(storage.nbytes(), stream, pool)
         self._addresses[id(storage)] = address
+        self._places[id(storage)] = storage.data_ptr(), storage.nbytes()
         _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(address)
 
     def _free(self, key: int) -> None:
         address = self._addresses.pop(key, None)
-        if address is not None:
+        if self._places.pop(key, None) is not None and address is not None:
             _gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
             self._allocator.free(address)
 
@@ -203,9 +206,21 @@ class SimulatedCuda:
             weakref.finalize(tensor.untyped_storage(), self._pinned.discard, key).atexit = False
         return tensor
 
+    def handed_over(self, tensor: Any) -> Any:
+        """Let a tensor that another library made of device memory be where that is."""
+        storage = tensor.untyped_storage()
+        start, key = storage.data_ptr(), id(storage)
+        for owner, (first, nbytes) in self._places.items():
+            if first <= start < first + nbytes and key not in self._addresses:
+                self._addresses[key] = self._addresses[owner] + start - first
+                weakref.finalize(storage, self._addresses.pop, key, None).atexit = False
+                break
+        return tensor
+
     def resized(self, storage: Any) -> None:
         """Give a storage that has changed its length a block of its own."""
-        if id(storage) in self._addresses:
+        place = self._places.get(id(storage))
+        if place is not None and place[1] != storage.nbytes():
             self._free(id(storage))
             if storage.nbytes():
                 self._allocate(storage)
@@ -245,12 +260,13 @@ class SimulatedCuda:
         result = func(*args, **kwargs)
         if is_collective:
             self.collectives.after()
-        for tensor in tensors_in(result):
-            if tensor.layout == torch.strided and all(tensor is not t for t in inputs):
-                if device:
-                    self.put_on_device(tensor)
-                elif pins:
-                    self.pin(tensor)
+        if func._schema.is_mutable:
+            for tensor in inputs:
+                self.resized(tensor.untyped_storage())
+        made = [t for t in tensors_in(result) if all(t is not i for i in inputs)]
+        for tensor in made if device or pins else ():
+            if tensor.layout == torch.strided:
+                (self.put_on_device if device else self.pin)(tensor)
         if self.capturing is not None:
             self.capturing.collected(func, args, kwargs, result)
         self._note_forward()
@@ -372,6 +388,13 @@ def _patch_makers(patches: Patches, cuda: SimulatedCuda) -> None:
             del device
             return super().__new__(cls)
 
+    from_dlpack = torch.from_dlpack
+
+    def take_over(*args: Any, **kwargs: Any) -> Any:
+        return cuda.handed_over(from_dlpack(*args, **kwargs))
+
+    for owner in (torch, torch.utils.dlpack):
+        patches.set(owner, "from_dlpack", take_over)
     patches.set(torch, "tensor", make)
     patches.set(torch, "as_tensor", as_tensor)
     patches.set(torch, "Generator", Generator)

@@ -222,6 +222,7 @@ def recorded(program):  # noqa: C901  # one case for each kind of call
 
 def run_in_torch(program):  # noqa: C901  # one case for each kind of call
     """Do what a program says, in PyTorch, on CUDA or its simulation."""
+    import numpy as np
     import torch
 
     tensors = [torch.zeros(LENGTH, dtype=torch.uint8, device="cuda") for _ in DEVICE]
@@ -235,7 +236,19 @@ def run_in_torch(program):  # noqa: C901  # one case for each kind of call
 
     def part(span):
         memory, start, end = span
-        return (pinned if memory == PINNED else tensors[memory])[start:end]
+        tensor = (pinned if memory == PINNED else tensors[memory])[start:end]
+        return torch.from_dlpack(tensor) if memory != PINNED and number % 3 == 0 else tensor
+
+    def host_reads(array):
+        ways = array.sum, array.argmax, array.tolist, array.copy, lambda: array[[0]], array.argsort
+        ways[number % len(ways)]()
+
+    def host_writes(array):
+        def key():
+            array[:] = number % 250
+
+        ways = key, lambda: array.fill(number), array.sort, lambda: array.put([0], [number])
+        ways[number % len(ways)]()
 
     for number, call in enumerate(program):
         stream, event = streams[call.stream], events[call.event % EVENTS]
@@ -250,9 +263,9 @@ def run_in_torch(program):  # noqa: C901  # one case for each kind of call
                 case Call("work", _, _, (), (written,)):
                     part(written).fill_(1)
                 case Call("host", _, _, (), ((_, start, end),)):
-                    array[start:end] = number % 250
+                    host_writes(array[start:end] if number % 2 else np.asarray(array)[start:end])
                 case Call("host", _, _, ((_, start, end),), ()):
-                    assert array[start:end].sum() >= 0
+                    host_reads(array[start:end] if number % 2 else np.asarray(pinned)[start:end])
                 case Call("renew", _, memory):
                     tensors[memory] = None
                     tensors[memory] = torch.zeros(LENGTH, dtype=torch.uint8, device="cuda")

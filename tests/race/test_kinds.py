@@ -1,0 +1,178 @@
+"""Programs of kinds that were once judged wrongly, each broken and mended, by the simulation."""
+
+import pickle
+from copy import copy, deepcopy
+from operator import methodcaller
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
+
+from ggsched_race.watch import watch  # noqa: E402
+
+CUDA = torch.device("cuda")
+
+
+def verdict(program, mended):
+    with watch("kinds", simulate=True, raises=False) as watched:
+        program(mended)
+    assert watched.report.is_clean == mended, watched.report.to_text()
+
+
+def settle():
+    torch.cuda.synchronize()
+
+
+def here():
+    return torch.cuda.current_stream()
+
+
+# --- the host and arrays of numpy -----------------------------------------------------------------
+
+READS = {
+    **{
+        name: methodcaller(name)
+        for name in (
+            *("argmax", "argmin", "argsort", "copy", "cumprod", "cumsum", "dumps", "flatten"),
+            *("max", "mean", "min", "nonzero", "prod", "round", "std", "sum", "tobytes", "tolist"),
+        )
+    },
+    "item with a place": lambda a: a.item(2),
+    "repeat": lambda a: a.repeat(2),
+    "take": lambda a: a.take([1, 2]),
+    "dot with itself": lambda a: a.dot(a),
+    "trace of a matrix": lambda a: a.reshape(2, 4).trace(),
+    "copy that ravel makes": lambda a: a.reshape(2, 4).T.ravel(),
+    "searchsorted": lambda a: a.searchsorted(3),
+    "compress": lambda a: a.compress([1, 0, 1]),
+    "choose": lambda a: (a % 2).choose([1, 2]),
+    "np.array": lambda a: np.array(a),
+    "np.asarray, then a sum": lambda a: np.asarray(a).sum(),
+    "np.ascontiguousarray": lambda a: np.ascontiguousarray(a[::2]),
+    "bytes": bytes,
+    "pickle": pickle.dumps,
+    "copy": copy,
+    "deepcopy": deepcopy,
+    "in": lambda a: 3 in a,
+    "list": list,
+    "text": lambda a: f"{a}",
+    "an element as an index": lambda a: range(8)[a[2]],
+    "ids as a key": lambda a: a[[1, 2]],
+    "a mask as a key": lambda a: a[np.arange(8) > 5],
+    "flat": lambda a: a.flat[3],
+    "a view of another type": lambda a: a.view(np.int32)[2],
+    "torch.from_numpy": lambda a: torch.from_numpy(a).sum(),
+    "torch.tensor": torch.tensor,
+}
+WRITES = {
+    "setitem": lambda a: a.__setitem__(2, 1),
+    "sort": lambda a: a.sort(),
+    "sort of a part": lambda a: a[2:5].sort(),
+    "put": lambda a: a.put([0], [3]),
+    "partition": lambda a: a.partition(2),
+    "fill": lambda a: a.fill(2),
+    "byteswap": lambda a: a.byteswap(inplace=True),
+    "flat": lambda a: setattr(a, "flat", 3),
+    "flat with a key": lambda a: a.flat.__setitem__(0, 5),
+    "out of a method": lambda a: np.arange(9).take([1] * 8, out=a),
+    "out of a function": lambda a: np.cumsum(np.ones(8, int), out=a),
+    "np.add.at": lambda a: np.add.at(a, [0], 1),
+    "np.copyto": lambda a: np.copyto(a, 1),
+    "np.asarray, then setitem": lambda a: np.asarray(a).__setitem__(0, 5),
+    "a view of another type": lambda a: a.view(np.int32).__setitem__(3, 1),
+    "shuffle": lambda a: np.random.default_rng(0).shuffle(a),
+    "torch.from_numpy": lambda a: torch.from_numpy(a).fill_(3),
+}
+
+
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_host_reads_a_download_before_it_has_landed(read, mended):
+    def program(mended):
+        landing = torch.empty(8, dtype=torch.long).pin_memory()
+        array = landing.numpy()
+        landing.copy_(torch.arange(8, device=CUDA), non_blocking=True)
+        if mended:
+            settle()
+        read(array)
+
+    verdict(program, mended)
+
+
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_host_writes_under_an_upload_that_nothing_follows(write, mended):
+    kept = []
+
+    def program(mended):
+        ids = torch.arange(8).flip(0).contiguous().pin_memory()
+        kept.append(ids)  # or the change shows in nothing
+        array = ids.numpy()
+        kept.append(ids.to(CUDA, non_blocking=True))
+        if mended:
+            settle()
+        write(array)
+
+    verdict(program, mended)
+
+
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+def test_views_are_made_before_the_wait(mended):
+    def program(mended):
+        landing = torch.empty(8, dtype=torch.long).pin_memory()
+        landing.copy_(torch.arange(8, device=CUDA), non_blocking=True)
+        array = np.asarray(landing)
+        views = array.reshape(2, 4).T, array.view(np.int32), array.ravel(), array[None, 2:]
+        if mended:
+            settle()
+        sum(int(v.sum()) for v in views)
+
+    verdict(program, mended)
+
+
+# --- memory and ops -------------------------------------------------------------------------------
+
+
+def part_by_dlpack(mended):
+    """A part of a tensor is handed over; another stream reads what is written, or else."""
+    x = torch.arange(16.0, device=CUDA)
+    side = torch.cuda.Stream()
+    settle()
+    part = torch.from_dlpack(x[4:12])
+    x[: 4 if mended else 5].mul_(2)
+    with torch.cuda.stream(side):
+        part.mul(2)
+
+
+def block_that_a_resize_leaves(mended):
+    """The block that a tensor had before it grew is given out while another stream reads it."""
+    x = torch.ones(64, device=CUDA)
+    side = torch.cuda.Stream()
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        x.mul(2)
+    if mended:
+        here().wait_stream(side)
+    x.resize_(256).zero_()
+    torch.zeros(64, device=CUDA)
+
+
+def statistics_of_a_batch(mended):
+    """Another stream copies statistics while a batch in training updates them."""
+    norm = torch.nn.BatchNorm1d(4, device=CUDA)
+    side = torch.cuda.Stream()
+    settle()
+    norm.train(not mended)(torch.ones(3, 4, device=CUDA))
+    with torch.cuda.stream(side):
+        norm.running_mean.clone()
+
+
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+@pytest.mark.parametrize(
+    "program",
+    [part_by_dlpack, block_that_a_resize_leaves, statistics_of_a_batch],
+    ids=lambda p: p.__name__,
+)
+def test_verdict(program, mended):
+    verdict(program, mended)
