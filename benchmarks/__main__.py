@@ -17,6 +17,7 @@ SUITES = (
     "overhead",
     "trace",
     "check_trace",
+    "race_recorder",
     "decode",
     "cpu",
     "opencl",

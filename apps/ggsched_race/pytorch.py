@@ -109,6 +109,7 @@ class Recorder:
         self._blocks = Blocks(self._add_block)
         self.host = HostMemory()
         self._local = _Local()
+        self._ops: dict[int, tuple[Any, Op]] = {}
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
         self._freed: deque[int] = deque()
@@ -137,7 +138,10 @@ class Recorder:
 
     def op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op and record it."""
-        op, local, run = op_of(func), self._local, self.platform.run
+        known, local, run = self._ops.get(id(func)), self._local, self.platform.run
+        if known is None:  # the hash of an overload is a call of Python
+            known = self._ops[id(func)] = func, op_of(func)
+        op = known[1]
         if op.kind == "view" or local.is_reading or not self.is_enabled:
             return run(func, args, kwargs)
         self.platform.before_op()
