@@ -14,20 +14,23 @@ from functools import cache
 from typing import Any, Final
 
 from ggsched.errors import BackendUnavailable
-from ggsched_race.driver_calls import FREES, SIGNATURES, UNSEEN, DriverCalls, plain_name
+from ggsched_race.driver_calls import FREES, NOT_FOLLOWED, SIGNATURES, DriverCalls, plain_name
 from ggsched_race.recording import Recording
 
 _DRIVER: Final = 1
 _ENTER: Final = 0
 _MAX_CALLS: Final = 2000
-"""Above the number of functions of any driver."""
-_EXTRA_BUFFER, _EXTRA_SIZE = 1, 2
+"""More than the callback numbers of any driver so far; CUPTI has no call for their count."""
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
+"""``CU_LAUNCH_PARAM_BUFFER_POINTER`` and ``_SIZE``: keys of a launch's ``extra`` parameters."""
 _STREAM_IN_CONFIG: Final = 32
-"""Where ``CUlaunchConfig`` has its stream."""
+"""Offset of the stream in ``CUlaunchConfig``, in bytes."""
+_INVALID_VALUE: Final = 1
+"""``CUDA_ERROR_INVALID_VALUE``, which the driver returns for an index past the last argument."""
 
 
-class _Data(ctypes.Structure):
-    """``CUpti_CallbackData``."""
+class _CallbackData(ctypes.Structure):
+    """``CUpti_CallbackData``: one entry or exit of a driver call."""
 
     _fields_ = [
         ("site", ctypes.c_int),
@@ -40,7 +43,7 @@ class _Data(ctypes.Structure):
 
 
 _Callback: Final = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Data)
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_CallbackData)
 )
 
 
@@ -60,38 +63,40 @@ def parameters_of(name: str) -> type[ctypes.Structure]:
 
 
 class Cupti:
-    """The library.
+    """CUPTI's shared library, and the driver, which knows the arguments of kernels.
 
     Raises:
         BackendUnavailable: it, or the driver, is missing.
     """
 
     def __init__(self) -> None:
-        self._cupti, self._cuda = _loaded(_places(), "CUPTI"), _loaded(["libcuda.so.1"], "driver")
+        self._cupti = _load(_library_paths(), "CUPTI")
+        self._cuda = _load(["libcuda.so.1"], "driver")
         self._sizes: dict[int, list[int] | None] = {}
 
     def names(self) -> dict[str, int]:
-        """Return the numbers of the calls that are followed or named."""
+        """Return the callback number of each driver call that is recorded or reported."""
         found, name = {}, ctypes.c_char_p()
         for number in range(1, _MAX_CALLS):
             if self._cupti.cuptiGetCallbackName(_DRIVER, number, ctypes.byref(name)) == 0:
                 text = (name.value or b"").decode()
                 plain, _ = plain_name(text)
-                if plain in SIGNATURES or plain in UNSEEN:
+                if plain in SIGNATURES or plain in NOT_FOLLOWED:
                     found[text] = number
         return found
 
     @contextmanager
     def subscribed(self, calls: DriverCalls, failed: Callable[[Exception], None]) -> Iterator[None]:
-        """Hand over the calls that this process makes.
+        """Record the driver calls of all threads of this process.
 
         Args:
-            failed: Called with an error of the recorder; the program goes on.
+            failed: Called with an error of the recorder. An exception cannot leave a callback, and
+                the program is to go on.
         """
 
         def called(_user: Any, _domain: int, _number: int, data: Any) -> None:
             try:
-                self._called(data.contents, calls)
+                self._forward(data.contents, calls)
             except Exception as error:
                 failed(error)
 
@@ -105,25 +110,27 @@ class Cupti:
         finally:
             cupti.cuptiUnsubscribe(subscriber)
 
-    def _called(self, data: _Data, calls: DriverCalls) -> None:
+    def _forward(self, data: _CallbackData, calls: DriverCalls) -> None:
         name = (data.name or b"").decode()
         plain, _ = plain_name(name)
+        # A call is recorded at its exit, when its result is known. One that releases a handle or an
+        # address is recorded at its entry: at its exit another thread may have got the same one.
         if (data.site == _ENTER) != (plain in FREES or plain == "cuEventDestroy_v2"):
             return
         if data.site != _ENTER and data.returned[0] != 0:
             return
-        if plain in UNSEEN:
-            calls.called(name, {})
+        if plain in NOT_FOLLOWED:
+            calls.record(name, {})
             return
-        given = self._given(plain, data)
+        params = self._parameters(plain, data)
         pointers: list[int] = []
         if plain.startswith("cuLaunch"):
-            pointers = self._pointers(given, calls)
-            if "config" in given:
-                given["stream"] = _word(given["config"] + _STREAM_IN_CONFIG)
-        calls.called(name, given, pointers, (data.symbol or b"").decode())
+            pointers = self._pointers(params, calls)
+            if "config" in params:
+                params["stream"] = _word(params["config"] + _STREAM_IN_CONFIG)
+        calls.record(name, params, pointers, (data.symbol or b"").decode())
 
-    def _given(self, name: str, data: _Data) -> dict[str, int]:
+    def _parameters(self, name: str, data: _CallbackData) -> dict[str, int]:
         kind = parameters_of(name)
         if data.parameters is None:
             return {}
@@ -135,17 +142,17 @@ class Cupti:
             if not word.startswith("_")
         }
 
-    def _pointers(self, given: dict[str, int], calls: DriverCalls) -> list[int]:
-        """Return all words in the arguments of a launch that may be addresses."""
-        if given.get("extra"):
-            return self._words_of_extra(given["extra"])
-        sizes = self._sizes_of(given["function"])
+    def _pointers(self, params: dict[str, int], calls: DriverCalls) -> list[int]:
+        """Return all 64-bit words of a launch's arguments: each may be an address."""
+        if params.get("extra"):
+            return self._words_of_extra(params["extra"])
+        sizes = self._sizes_of(params["function"])
         if sizes is None:
-            calls.called_with_unknown_arguments()
+            calls.note_unknown_arguments()
             return []
         found: list[int] = []
         for k, nbytes in enumerate(sizes):
-            start = _word(given["arguments"] + 8 * k)
+            start = _word(params["arguments"] + 8 * k)
             found += [_word(start + i) for i in range(0, nbytes - 7, 8)]
         return found
 
@@ -154,16 +161,16 @@ class Cupti:
         while kind := _word(extra):
             facts[kind] = _word(extra + 8)
             extra += 16
-        start, nbytes = facts.get(_EXTRA_BUFFER, 0), _word(facts[_EXTRA_SIZE])
+        start, nbytes = facts.get(_BUFFER_POINTER, 0), _word(facts[_BUFFER_SIZE])
         return [_word(start + i) for i in range(0, nbytes - 7, 8)]
 
     def _sizes_of(self, function: int) -> list[int] | None:
-        """Return the bytes of each argument of a kernel; None if the driver cannot be asked."""
+        """Return the size of each argument of a kernel in bytes; None if the driver is too old."""
         if function not in self._sizes:
-            self._sizes[function] = self._asked(function)
+            self._sizes[function] = self._query_sizes(function)
         return self._sizes[function]
 
-    def _asked(self, function: int) -> list[int] | None:
+    def _query_sizes(self, function: int) -> list[int] | None:
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):
             ask = getattr(self._cuda, name, None)
@@ -177,10 +184,6 @@ class Cupti:
             if sizes or (ask is not None and code == _INVALID_VALUE):
                 return sizes
         return None
-
-
-_INVALID_VALUE: Final = 1
-"""What the driver says of an argument behind the last one."""
 
 
 @contextmanager
@@ -201,11 +204,12 @@ def recorded_calls(recording: Recording) -> Iterator[None]:
 
 
 def _word(address: int) -> int:
+    """Return the 64-bit word at an address of this process; 0 at the null pointer."""
     return ctypes.c_uint64.from_address(address).value if address else 0
 
 
-def _places() -> list[str]:
-    """Return where the library may be: with PyTorch's packages, the toolkit, or on the path."""
+def _library_paths() -> list[str]:
+    """Return candidates in order: PyTorch's packages, toolkits, the loader's search path."""
     packages = sysconfig.get_path("purelib")
     homes = [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *glob.glob("/usr/local/cuda-*")]
     found = glob.glob(f"{packages}/nvidia/*/lib/libcupti.so.*")
@@ -215,7 +219,7 @@ def _places() -> list[str]:
     return [*found, "libcupti.so.13", "libcupti.so.12", "libcupti.so"]
 
 
-def _loaded(names: list[str], what: str) -> ctypes.CDLL:
+def _load(names: list[str], what: str) -> ctypes.CDLL:
     for name in names:
         try:
             return ctypes.CDLL(name)

@@ -12,13 +12,15 @@ from typing import Final, NamedTuple
 from ggsched_race.host_memory import HostMemory
 from ggsched_race.recording import HOST, Bytes, Recording
 
-Given = Mapping[str, int]
-"""Parameters by name, and what out-parameters point to after the call."""
+Parameters = Mapping[str, int]
+"""Parameters of a call by name; of an out-parameter the value that it points to."""
 
 _PER_THREAD: Final = 2
+"""``CU_STREAM_PER_THREAD``: the handle of the calling thread's default stream."""
 _NON_BLOCKING: Final = 1
-_DEFAULTS: Final = (0, 1)
-"""Handles of the legacy default stream."""
+"""``CU_STREAM_NON_BLOCKING``: the stream is not ordered with the legacy default stream."""
+_LEGACY: Final = (0, 1)
+"""Handles of the legacy default stream: null and ``CU_STREAM_LEGACY``."""
 
 SIGNATURES: Final[dict[str, str]] = {
     "cuMemAlloc_v2": "*address nbytes",
@@ -67,17 +69,18 @@ SIGNATURES: Final[dict[str, str]] = {
     "cuGraphInstantiateWithParams": "*instance graph",
     "cuGraphLaunch": "instance stream",
 }
-"""Parameters of the calls that are followed: ``*`` points to the result, ``.`` has another width
-than 64 bits and no meaning here, unless it is named."""
+"""Names of the parameters of the calls that are recorded, in order. ``*`` marks an out-parameter;
+``.u32flags`` has another width than 64 bits, and ``.u32*7`` are seven parameters that nothing uses.
+"""
 
 FREES: Final = frozenset(
     {
         *("cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeHost", "cuMemHostUnregister", "cuMemUnmap"),
     }
 )
-"""Calls behind which another thread may get the address."""
+"""Calls that release an address: another thread may be given it before the call returns."""
 
-UNSEEN: Final = frozenset(
+NOT_FOLLOWED: Final = frozenset(
     {
         *("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2"),
         *("cuMemcpy3DAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync", "cuMemcpyBatchAsync"),
@@ -88,20 +91,23 @@ UNSEEN: Final = frozenset(
         *("cuGraphAddKernelNode_v2", "cuGraphAddMemcpyNode", "cuGraphAddNode_v2"),
     }
 )
-"""Calls that touch or order memory and are not followed: the report names each that is made."""
+"""Calls that access memory or order work and are not recorded; the report names those made."""
 
 
 def plain_name(name: str) -> tuple[str, bool]:
-    """Return the name of a call without its suffix, and whether stream 0 is the thread's own."""
+    """Return the name of a call without the suffix for per-thread streams, and whether it had one.
+
+    With the suffix stream 0 is the calling thread's default stream.
+    """
     plain = name.removesuffix("_ptsz").removesuffix("_ptds")
     return plain, plain != name
 
 
 class _Memory(NamedTuple):
-    """Memory that a call has given.
+    """An allocation.
 
     Attributes:
-        number: In the trace.
+        number: Of the memory object in the trace.
     """
 
     start: int
@@ -111,11 +117,7 @@ class _Memory(NamedTuple):
 
 
 class DriverCalls:
-    """Turns calls into records.
-
-    Args:
-        recording: Where they go.
-    """
+    """Translates driver calls into records of a trace."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -124,87 +126,93 @@ class DriverCalls:
         self._captures: dict[int, object] = {}
         self._graphs: dict[int, object] = {}
 
-    def called(
-        self, name: str, given: Given, pointers: Sequence[int] = (), label: str = ""
+    def record(
+        self, name: str, params: Parameters, pointers: Sequence[int] = (), label: str = ""
     ) -> None:
         """Record a call that has succeeded.
 
         Args:
-            name: Of the driver's function.
-            pointers: Of a launch the numbers in its arguments that may be addresses.
-            label: Of a launch the kernel.
+            name: The driver's function.
+            pointers: Words of a launch's arguments; those within an allocation count as addresses.
+            label: Name of the kernel that is launched.
         """
         plain, is_per_thread = plain_name(name)
         with self._recording.lock:
-            if plain in UNSEEN:
+            if plain in NOT_FOLLOWED:
                 self._recording.notice(f"{plain} is not followed")
                 return
             at = self._recording.sites.here()
-            stream = given.get("stream", 0)
+            stream = params.get("stream", 0)
             stream = _PER_THREAD if stream == 0 and is_per_thread else stream
-            self._call(plain, given, stream, pointers, label, at)
+            self._call(plain, params, stream, pointers, label, at)
 
-    def called_with_unknown_arguments(self) -> None:
-        """Say that kernels are not recorded whose arguments cannot be asked for."""
+    def note_unknown_arguments(self) -> None:
+        """Report that accesses of kernels are missing: the driver does not list arguments."""
         self._recording.notice("this driver does not say what arguments kernels have")
 
     def _call(
-        self, name: str, given: Given, stream: int, pointers: Sequence[int], label: str, at: int
+        self,
+        name: str,
+        params: Parameters,
+        stream: int,
+        pointers: Sequence[int],
+        label: str,
+        at: int,
     ) -> None:
         short = name.removeprefix("cu").partition("_")[0]
         if short.startswith(("Stream", "Event", "Ctx", "Graph")):
-            self._order(short, given, stream, at)
+            self._order(short, params, stream, at)
         elif short.startswith("Launch"):
             self._launch(label or "kernel", pointers, self._actor(stream), at)
         elif short.startswith("Memcpy"):
-            self._copy(name, given, self._actor(stream), at)
+            self._copy(name, params, self._actor(stream), at)
         elif short.startswith("Memset"):
             width = int(short.removeprefix("MemsetD").removesuffix("Async")) // 8
-            written = self._bytes(given["dst"], width * given["count"])
+            written = self._bytes(params["dst"], width * params["count"])
             self._recording.work(self._actor(stream), name, (), written, at)
         elif name in FREES:
-            self._freed(name, given["address"], stream, at)
+            self._freed(name, params["address"], stream, at)
         else:
-            self._allocated(given["address"], given["nbytes"], "Host" in name, at)
+            self._allocated(params["address"], params["nbytes"], "Host" in name, at)
 
-    def _order(self, name: str, given: Given, stream: int, at: int) -> None:
+    def _order(self, name: str, params: Parameters, stream: int, at: int) -> None:
         """Record what orders work, or what launches a graph of it."""
         recording = self._recording
         match name:
             case "StreamCreate" | "StreamCreateWithPriority":
-                recording.stream((0, stream), not given["flags"] & _NON_BLOCKING)
+                recording.stream((0, stream), not params["flags"] & _NON_BLOCKING)
             case "EventRecord" | "EventRecordWithFlags":
-                recording.record(given["event"], self._actor(stream), at)
+                recording.record(params["event"], self._actor(stream), at)
             case "EventDestroy":
-                recording.event_deleted(given["event"])
+                recording.event_deleted(params["event"])
             case "StreamWaitEvent":
-                recording.wait(given["event"], self._actor(stream), at)
+                recording.wait(params["event"], self._actor(stream), at)
             case "EventSynchronize" | "EventQuery":
-                self._wait(at, event=given["event"])
+                self._wait(at, event=params["event"])
             case "StreamSynchronize" | "StreamQuery":
                 self._wait(at, streams=[self._actor(stream)])
             case "CtxSynchronize":
                 self._wait(at, streams=recording.streams_of(0))
             case _:
-                self._graph(name, given, stream, at)
+                self._graph(name, params, stream, at)
 
-    def _graph(self, name: str, given: Given, stream: int, at: int) -> None:
+    def _graph(self, name: str, params: Parameters, stream: int, at: int) -> None:
         if name == "StreamBeginCapture":
             key = self._captures[stream] = object()
             self._recording.begin_capture(key, self._actor(stream))
         elif name == "StreamEndCapture":
-            key = self._graphs[given["graph"]] = self._captures.pop(stream, object())
+            key = self._graphs[params["graph"]] = self._captures.pop(stream, object())
             self._recording.end_capture(key)
         elif name == "GraphLaunch":
-            key = self._graphs.get(given["instance"])
+            key = self._graphs.get(params["instance"])
             if key is None:
                 self._recording.notice("graphs that are built of nodes are not followed")
             self._recording.replay(key, self._actor(stream), at)
-        elif given["graph"] in self._graphs:  # an instance
-            self._graphs[given["instance"]] = self._graphs[given["graph"]]
+        elif params["graph"] in self._graphs:  # an instance
+            self._graphs[params["instance"]] = self._graphs[params["graph"]]
 
     def _actor(self, stream: int) -> int:
-        handle = 0 if stream in _DEFAULTS else stream
+        handle = 0 if stream in _LEGACY else stream
         return self._recording.stream((0, handle), is_blocking=stream == _PER_THREAD)
 
     def _wait(self, at: int, *, event: int | None = None, streams: Sequence[int] = ()) -> None:
@@ -256,11 +264,14 @@ class DriverCalls:
                 touched += self._bytes(pointer, memory.end - pointer)
         self._recording.work(actor, label, touched, touched, at, is_partial=True, is_possible=True)
 
-    def _copy(self, name: str, given: Given, actor: int, at: int) -> None:
+    def _copy(self, name: str, params: Parameters, actor: int, at: int) -> None:
         """Record a copy; from and to memory of the host that is not pinned the driver stages."""
-        nbytes = given["nbytes"]
-        read, written = self._bytes(given["src"], nbytes), self._bytes(given["dst"], nbytes)
-        ends = self._at(given["src"]), self._at(given["dst"])
+        nbytes = params["nbytes"]
+        read, written = (
+            self._bytes(params["src"], nbytes),
+            self._bytes(params["dst"], nbytes),
+        )
+        ends = self._at(params["src"]), self._at(params["dst"])
         if ends[0] is not None and ends[0].is_host:
             self._notice_changes(at, ends[0].number)
             if not self._recording.is_capturing(actor):

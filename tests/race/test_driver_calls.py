@@ -28,7 +28,7 @@ def report_of(*calls, host=None):
             call()
             continue
         name, given = call
-        recorded.called(name, given, given.get("pointers", ()), given.get("label", ""))
+        recorded.record(name, given, given.get("pointers", ()), given.get("label", ""))
     return check_program(trace_of_journal(out.getvalue()))
 
 
@@ -187,14 +187,14 @@ def test_arguments_of_a_launch_are_read_by_the_sizes_that_the_driver_names(monke
             return 0
 
     library = Library()
-    monkeypatch.setattr(cupti, "_loaded", lambda names, what: library)
+    monkeypatch.setattr(cupti, "_load", lambda names, what: library)
     recording = Recording(out, "launch")
     with cupti.recorded_calls(recording):
-        data = cupti._Data(
+        data = cupti._CallbackData(
             1, b"cuLaunchKernel", ctypes.addressof(given), ctypes.pointer(zero), b"f"
         )
         seen = []
-        monkeypatch.setattr(DriverCalls, "called", lambda self, *call: seen.append(call))
+        monkeypatch.setattr(DriverCalls, "record", lambda self, *call: seen.append(call))
         library.callback(None, 1, 307, ctypes.pointer(data))
     assert b"notice" not in out.getvalue()
     ((name, parameters, pointers, label),) = seen
