@@ -9,7 +9,7 @@ have no later write, and of these not those that all later work comes after.
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Final
 
 import numpy as np
@@ -139,57 +139,80 @@ class Screen:
         """Compare the accesses of a batch with each other and with those that are kept."""
         if not self._accesses or not self.is_known:
             return
-        memory, start, end, tags = zip(*self._accesses, strict=True)
+        # Most accesses occur again and again: bounds and segments are those of the distinct ones.
+        distinct = dict(zip(dict.fromkeys(self._accesses), count()))
+        at = np.fromiter(map(distinct.__getitem__, self._accesses), np.int64)
         marks, clocks = np.array(self._marks), np.array(self._clocks)
         counts = np.array(self._counts)
         self._accesses, self._counts, self._marks, self._clocks = [], [], [], []
         work = np.repeat(np.arange(len(counts)) >> 1, counts)
         writes = np.repeat(np.arange(len(counts)) & 1, counts)
-        new = self._looked_up(memory, start, end, marks[work, 2], writes)
-        self.is_plain &= not any(tags)
-        if new is None:
+        spans = self._looked_up([*distinct], at, marks[work, 2], writes)
+        if spans is None:
             self.is_known = False
             return
-        rows = np.concatenate([self._kept, np.vstack([*new, marks[work, :2].T, writes])], axis=1)
-        work = np.concatenate([np.full(self._kept.shape[1], -1), work])
-        used = (rows[1] < rows[2]) & ~np.isin(rows[0], [*self._racy])
-        self._kept = self._raced(rows[:, used], work[used], clocks)
+        old = self._kept.shape[1]
+        spans = np.concatenate([self._kept[:3], spans], axis=1)
+        rows = np.vstack([at + old, marks[work, :2].T, writes])
+        rows = np.concatenate([np.vstack([np.arange(old), self._kept[3:]]), rows], axis=1)
+        work = np.concatenate([np.full(old, -1), work])
+        is_left = (spans[1] < spans[2]) & ~np.isin(spans[0], [*self._racy])
+        used = is_left[rows[0]]
+        self._kept = self._raced(spans, rows[:, used], work[used], clocks)
 
-    def _looked_up(self, memory: Any, start: Any, end: Any, record: Any, writes: Any) -> Any:
-        """Return spaces, and first and last bytes there; None if one lies outside its memory."""
+    def _looked_up(self, accesses: list[Access], at: Any, record: Any, writes: Any) -> Any:
+        """Return spaces, and first and last bytes there; None if one lies outside its memory.
+
+        Args:
+            at: Of each access in turn its place among the distinct ones.
+            record: Of each its record.
+            writes: Of each whether it writes.
+        """
+        memory, start, end, tags = zip(*accesses, strict=True)
+        self.is_plain &= not any(tags)
+        if not self._life.keys() >= {*memory}:
+            return None
+        facts = [self._memories[i] for i in memory]
+        if any(abs(m.address) + m.nbytes >= 1 << 62 for m in facts):
+            return None
         try:
-            memory, start, end = (np.array(x, np.int64) for x in (memory, start, end))
+            start, end = np.array(start, np.int64), np.array(end, np.int64)
         except OverflowError:
             return None
-        ids, first, at = np.unique(memory, return_index=True, return_inverse=True)
-        known = [self._life.get(i, (0, -1)) for i in ids.tolist()]
-        facts = [self._memories[i] for i in ids.tolist() if i in self._life]
-        if len(facts) < len(ids) or any(abs(m.address) + m.nbytes >= 1 << 62 for m in facts):
+        first, last = np.empty((2, len(accesses)), np.int64)
+        last[at] = np.arange(len(at))  # of several the latest is assigned
+        first[at[::-1]] = np.arange(len(at))[::-1]
+        begin, free = np.array([self._life[i] for i in memory]).T
+        size, space, address = np.array([(m.nbytes, m.space, m.address) for m in facts]).T
+        is_outside = (start < 0) | (start > end) | (end > size)
+        if (is_outside | (record[first] < begin) | (record[last] > free)).any():
             return None
-        life = np.array(known).T[:, at]
-        size, space, address = np.array([(m.nbytes, m.space, m.address) for m in facts]).T[:, at]
-        if ((start < 0) | (start > end) | (end > size) | (record < life[0])).any():
-            return None
-        if (record > life[1]).any():
-            return None
-        for k, i in zip(first.tolist(), ids.tolist(), strict=True) if self._undefined else ():
+        for k, i in enumerate(memory) if self._undefined else ():  # in order of first accesses
             if i in self._undefined:
                 self._undefined.discard(i)
-                self.is_plain &= bool(writes[k] and not start[k] and end[k] == size[k])
-        return space, address + start, address + end
+                self.is_plain &= bool(writes[first[k]] and not start[k] and end[k] == size[k])
+        return np.vstack([space, address + start, address + end])
 
-    def _raced(self, rows: Any, work: Any, clocks: Any) -> Any:
-        """Note the spaces in which accesses race; return the accesses to keep."""
-        space, start, end, lane, number, writes = rows
+    def _raced(self, spans: Any, rows: Any, work: Any, clocks: Any) -> Any:
+        """Note the spaces in which accesses race; return the accesses to keep.
+
+        Args:
+            spans: Space, start and end of the distinct accesses.
+            rows: Of each access in turn its place among these, lane, number, whether it writes.
+            work: Of each the row of ``clocks``; below zero of one that was kept.
+        """
+        space, start, end = spans
         # Bytes between two neighbouring ends of accesses are a segment; rows are cut into these.
         ends, at = np.unique(np.concatenate([start, end]), return_inverse=True)
         spaces, of = np.unique(space, return_inverse=True)
         keys, at = np.unique(np.tile(of, 2) * len(ends) + at, return_inverse=True)
-        first, pieces = at[: len(space)], at[len(space) :] - at[: len(space)]
-        totals = np.bincount(of, pieces)
-        if (is_cut := totals > _MAX_PIECES * np.bincount(of)).any():
+        span, lane, number, writes = rows
+        of, first, pieces = of[span], at[span], at[span + len(space)] - at[span]
+        space = space[span]
+        totals, rows_of = (np.bincount(of, w, len(spaces)) for w in (pieces, None))
+        if (is_cut := totals > _MAX_PIECES * rows_of).any():
             self._racy.update(spaces[is_cut].tolist())
-            return self._raced(rows[:, ~is_cut[of]], work[~is_cut[of]], clocks)
+            return self._raced(spans, rows[:, ~is_cut[of]], work[~is_cut[of]], clocks)
         row = np.repeat(np.arange(len(space)), pieces)
         segment = np.arange(len(row)) + np.repeat(first - (np.cumsum(pieces) - pieces), pieces)
         order = np.argsort(segment, kind="stable")  # in each one in the order of the records
@@ -220,4 +243,4 @@ class Screen:
             kept = kept[passed[lane[row[kept]]] < number[row[kept]]]
         row, segment = row[kept], segment[kept]
         bounds = (ends[keys[segment + k] % len(ends)] for k in (0, 1))
-        return np.vstack([space[row], *bounds, rows[3:, row]])
+        return np.vstack([space[row], *bounds, rows[1:, row]])
