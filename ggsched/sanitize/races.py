@@ -306,9 +306,12 @@ class _Walk:
                 self._script.append((i, event, reads, writes))
 
     def run(self, run: int) -> None:
-        """Walk once more over the events."""
+        """Walk once more over the events, up to the last race that is reported."""
         self.order.begin_run()
+        clashes = self.races.clashes
         for i, event, reads, writes in self._script:
+            if len(clashes) == MAX_RACES:
+                return
             self.races.follow(i, run, event, reads, writes)
 
     def _shared(self, stream: EventStream) -> set[int]:

@@ -168,7 +168,8 @@ class Screen:
             record: Of each its record.
             writes: Of each whether it writes.
         """
-        memory, start, end, tags = zip(*accesses, strict=True)
+        columns: Any = zip(*accesses, strict=True)
+        memory, start, end, tags = columns
         self.is_plain &= not any(tags)
         if not self._life.keys() >= {*memory}:
             return None
