@@ -6,7 +6,7 @@ reads it and does not need to know which of the two it came from. The stream's `
 words.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -143,7 +143,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     is_partial: bool = False
     reads: Sequence[Span] = ()
     writes: Sequence[Span] = ()
-    steps: Sequence[Step] = ()
+    steps: Iterable[Step] = ()
     event: int | None = None
     target: int | None = None
     memory: int = -1

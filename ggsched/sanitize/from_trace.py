@@ -3,8 +3,8 @@
 What the trace names must exist (see ``references``).
 """
 
-from collections.abc import Collection, Sequence
-from typing import Literal, assert_never, overload
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal, assert_never
 
 from ggsched.sanitize.events import (
     UNDEFINED,
@@ -119,7 +119,7 @@ def event_of(
             assert_never(entry)
 
 
-class _OneStep(Sequence[Step]):
+class _OneStep:
     """The step of a piece of work, made when it is looked at: a trace has many."""
 
     __slots__ = ("_work",)
@@ -127,22 +127,14 @@ class _OneStep(Sequence[Step]):
     def __init__(self, work: schema.Work) -> None:
         self._work = work
 
-    def __len__(self) -> int:
-        return 1
-
-    @overload
-    def __getitem__(self, at: int) -> Step: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Step]: ...
-    def __getitem__(self, at: int | slice) -> Step | Sequence[Step]:
+    def __iter__(self) -> Iterator[Step]:
         reads, writes = self._work.reads, self._work.writes
         accesses = reads + writes
         regions = [(memory, start, end - start) for memory, start, end, _ in accesses]
         contents: list[Held] = [UNKNOWN] * len(accesses)
         if any(access.tag for access in accesses):
             contents = [Content(a.tag) if a.tag else UNKNOWN for a in accesses]
-        modes = "r" * len(reads) + "w" * len(writes)
-        return (Step(-1, None, regions, modes, contents),)[at]
+        yield Step(-1, None, regions, "r" * len(reads) + "w" * len(writes), contents)
 
 
 def _spans(

@@ -19,11 +19,6 @@ from ggsched.sanitize.spans import subtract
 
 # --- the last accesses to each byte ---------------------------------------------------------------
 
-# Lanes are in order by themselves, and whoever is ordered after the last write is ordered after
-# everything that this write was ordered after. So the last write to a byte and, since then, the
-# last read of each lane are all that has to be kept.
-
-
 Clashes = list[tuple[bool, Mark, Span]]
 """(whether the earlier access reads, the earlier access, the bytes)."""
 
@@ -95,53 +90,18 @@ class AccessMap:
 
 
 # All spans of an event are noted at once. Mostly each is the one segment of its map, which is found
-# without a call: a check of a trace spends its time here.
+# without a call: a check of a plan spends its time here.
 
 
-def note_reads(
-    maps: Mapping[int, AccessMap], spans: Sequence[Span], mark: Mark, clock: Clock, found: Clashes
+def note(
+    maps: Mapping[int, AccessMap],
+    spans: Sequence[Span],
+    mark: Mark,
+    clock: Clock,
+    found: Clashes,
+    is_write: bool,
 ) -> list[AccessMap]:
-    """Note reads; add the writes before them that are not known to be done.
-
-    Returns:
-        Maps that have become too large.
-    """
-    # ``note_writes`` has the same loop: a function for one span would be called for each access.
-    lane, number = mark
-    large: list[AccessMap] = []
-    for span in spans:
-        map_ = maps[span[0]]
-        segments = map_.segments
-        starts, values = segments.starts, segments.values
-        if len(starts) == 2 and starts[0] == span[1] and starts[1] == span[2]:
-            first, last = 0, 1
-        else:
-            first, last = segments.cut(span[1], span[2])
-            if len(starts) > map_.limit:
-                large.append(map_)
-        for k in range(first, last):
-            here = values[k]
-            writer = here.writer
-            if (
-                writer is not None
-                and writer[0] != lane  # a lane is in order by itself
-                and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]
-            ):
-                found.append((False, writer, _part(segments, k, span)))
-            reader = here.reader
-            if reader is None or reader[0] == lane:
-                here.reader = mark
-            elif here.others is None:
-                here.others = {lane: number}
-            else:
-                here.others[lane] = number
-    return large
-
-
-def note_writes(
-    maps: Mapping[int, AccessMap], spans: Sequence[Span], mark: Mark, clock: Clock, found: Clashes
-) -> list[AccessMap]:
-    """Note writes; add the writes and the reads before them that are not known to be done.
+    """Note accesses; add those before them that conflict and are not known to be done.
 
     Returns:
         Maps that have become too large.
@@ -159,20 +119,25 @@ def note_writes(
                 large.append(map_)
         for k in range(first, last):
             here = values[k]
-            writer = here.writer
+            writer, reader = here.writer, here.reader
             if writer is not None and writer[1] > clock[writer[0] >> SHIFT][writer[0] & MASK]:
                 found.append((False, writer, _part(segments, k, span)))
-            reader = here.reader
+            if not is_write:
+                if reader is None or reader[0] == mark[0]:
+                    here.reader = mark
+                else:
+                    here.others = here.others or {}
+                    here.others[mark[0]] = mark[1]
+                continue
             if reader is not None and reader[1] > clock[reader[0] >> SHIFT][reader[0] & MASK]:
                 found.append((True, reader, _part(segments, k, span)))
             if here.others is not None:
-                for lane, number in here.others.items():
-                    if number > clock[lane >> SHIFT][lane & MASK]:
-                        found.append((True, (lane, number), _part(segments, k, span)))
-        if last - first == 1:
+                others = (mark for mark in here.others.items() if not knows(clock, *mark))
+                found += ((True, other, _part(segments, k, span)) for other in others)
+        if is_write and last - first == 1:
             here = values[first]
             here.writer, here.reader, here.others = mark, None, None
-        else:
+        elif is_write:
             segments.put(span[1], span[2], _Last(mark))
     return large
 
@@ -244,10 +209,10 @@ class Races:
             order.follow(event)
             return
         mark, clock = order.work(event, i, run)
-        large = note_reads(maps, reads, mark, clock, found)
+        large = note(maps, reads, mark, clock, found, is_write=False)
         if found:
             self._note(i, run, False)
-        large += note_writes(maps, writes, mark, clock, found)
+        large += note(maps, writes, mark, clock, found, is_write=True)
         if found:
             self._note(i, run, True)
         if large and (later := self._later(i)):  # what this and all work behind it come after

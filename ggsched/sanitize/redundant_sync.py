@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ggsched.ir.intervals import IntervalMap
 from ggsched.sanitize.events import Access, Event, EventStream
 from ggsched.sanitize.order import HappensBefore, knows, nothing
-from ggsched.sanitize.races import AccessMap, Clashes, note_reads, note_writes
+from ggsched.sanitize.races import AccessMap, Clashes, note
 from ggsched.sanitize.report import Finding
 
 Group = tuple[int, ...]
@@ -110,8 +110,8 @@ def _needs(stream: EventStream) -> list[list[tuple[int, int]]]:
             if event.kind in _TOUCHING:
                 mark, _ = order.work(event, i, run)
                 found: Clashes = []
-                note_reads(maps, event.reads, mark, unaware, found)
-                note_writes(maps, event.writes, mark, unaware, found)
+                note(maps, event.reads, mark, unaware, found, is_write=False)
+                note(maps, event.writes, mark, unaware, found, is_write=True)
                 for _, (lane, number), _ in found:
                     if lane != mark[0]:
                         latest[lane] = max(number, latest.get(lane, 0))

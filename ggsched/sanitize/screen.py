@@ -165,8 +165,8 @@ class Screen:
 
         Args:
             at: Of each access in turn its place among the distinct ones.
-            record: Of each its record.
-            writes: Of each whether it writes.
+            record: Numbers of the records that they are of.
+            writes: Whether they write.
         """
         columns: Any = zip(*accesses, strict=True)
         memory, start, end, tags = columns
