@@ -167,7 +167,8 @@ class TracedArray(np.ndarray[Any, Any]):
 
     def __array_finalize__(self, obj: Any) -> None:
         # Whatever has memory of its own is not reported, and neither is a view of that.
-        self.accessed = getattr(obj, "accessed", None) if _is_foreign(self) else None
+        accessed = getattr(obj, "accessed", None)
+        self.accessed = accessed if accessed and _owner(self) is _owner(obj) else None
 
     def _report(self, name: str, reads: Iterable[Any] = (), writes: Iterable[Any] = ()) -> None:
         if self.accessed is not None:
@@ -269,11 +270,11 @@ for _name in (
         setattr(TracedArray, _name, _method(_name))
 
 
-def _is_foreign(array: Any) -> bool:
-    """Whether the memory of an array is not numpy's own."""
-    while isinstance(array, np.ndarray):
+def _owner(array: Any) -> Any:
+    """Return what the memory of an array belongs to."""
+    while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
-    return array is not None
+    return array
 
 
 def converting(native: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
@@ -289,7 +290,7 @@ def converting(native: Callable[..., Any], tensor: type[Any]) -> Callable[..., A
             args = (args[0].numpy(), *args[1:])
         found, value = native(*args, **kwargs), args[0] if args else None
         if isinstance(value, TracedArray) and value.accessed is not None:
-            if not _is_foreign(found):
+            if _owner(found) is not _owner(value):
                 value._report(f"numpy {native.__name__}", [value])
                 return found
             found = found.view(TracedArray)

@@ -189,7 +189,7 @@ class SimulatedCuda:
         stream = self.current().cuda_stream
         address = self._allocator.allocate(storage.nbytes(), stream, pool)
         self._addresses[id(storage)] = address
-        self._places[id(storage)] = storage.data_ptr(), storage.nbytes()
+        self._places[id(storage)] = _native_address(storage), storage.nbytes()
         _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(address)
 
     def _free(self, key: int) -> None:
@@ -209,7 +209,7 @@ class SimulatedCuda:
     def handed_over(self, tensor: Any) -> Any:
         """Let a tensor that another library made of device memory be where that is."""
         storage = tensor.untyped_storage()
-        start, key = storage.data_ptr(), id(storage)
+        start, key = _native_address(storage), id(storage)
         for owner, (first, nbytes) in self._places.items():
             if first <= start < first + nbytes and key not in self._addresses:
                 self._addresses[key] = self._addresses[owner] + start - first
@@ -448,6 +448,14 @@ def _moving(native_to: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return to
+
+
+def _native_address(storage: Any) -> int:
+    """Return where memory is on the host; 0 of a wrapper, which has none."""
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:
+        return 0
 
 
 def _native_device(tensor: Any) -> Any:
