@@ -11,18 +11,7 @@ from ggsched.plan.effects import Effects, Step
 from ggsched.plan.memory import Region
 from ggsched.plan.splits import HOST
 from ggsched.sanitize.report import Finding
-from ggsched.trace.schema import (
-    NOBODY,
-    Access,
-    Alloc,
-    CaptureBegin,
-    CaptureEnd,
-    Entry,
-    Free,
-    Sync,
-    Trace,
-    Work,
-)
+from ggsched.trace import schema
 
 _HOST_KINDS: Final = ("input", "output", "staging")
 """Kinds of arenas that are host memory."""
@@ -286,7 +275,7 @@ def _bad_region(plan: Plan, region: Region) -> str:
 # --- traces ---------------------------------------------------------------------------------------
 
 
-def find_unknown_in_trace(trace: Trace) -> list[Finding]:
+def find_unknown_in_trace(trace: schema.Trace) -> list[Finding]:
     """Return actors and memory of a trace that are named and do not exist, and bytes outside."""
     findings = [
         Finding("id", f"actor {i} calls itself {actor.id}", -1, "number from zero")
@@ -295,7 +284,7 @@ def find_unknown_in_trace(trace: Trace) -> list[Finding]:
     ]
     sizes: dict[int, int] = {}
     for i, entry in enumerate(trace.entries):
-        if isinstance(entry, Alloc):
+        if isinstance(entry, schema.Alloc):
             if entry.memory in sizes:
                 what = f"#{i} allocates memory {entry.memory} again"
                 findings.append(Finding("id", what, i, "give each allocation a number of its own"))
@@ -308,27 +297,36 @@ def find_unknown_in_trace(trace: Trace) -> list[Finding]:
     return findings
 
 
-def _in_entry(trace: Trace, i: int, entry: Entry, sizes: dict[int, int]) -> Iterator[Finding]:
+def _in_entry(
+    trace: schema.Trace, i: int, entry: schema.Entry, sizes: dict[int, int]
+) -> Iterator[Finding]:
     actors = len(trace.actors)
     if not 0 <= entry.actor < actors:
         yield Finding("id", f"#{i} is of unknown actor {entry.actor}", i)
         return
-    by = NOBODY if isinstance(entry, Alloc) else entry.by
-    if by != NOBODY and not (0 <= by < actors and trace.actors[by].kind == "host"):
+    by = schema.NOBODY if isinstance(entry, schema.Alloc) else entry.by
+    if by != schema.NOBODY and not (0 <= by < actors and trace.actors[by].kind == "host"):
         yield Finding("id", f"#{i} was enqueued by {by}, which is not a host thread", i)
-    if isinstance(entry, Sync) and entry.stream is not None and not 0 <= entry.stream < actors:
+    if (
+        isinstance(entry, schema.Sync)
+        and entry.stream is not None
+        and not 0 <= entry.stream < actors
+    ):
         yield Finding("id", f"#{i} waits for unknown actor {entry.stream}", i)
-    if isinstance(entry, CaptureBegin | CaptureEnd) and trace.actors[entry.actor].kind == "host":
+    if (
+        isinstance(entry, schema.CaptureBegin | schema.CaptureEnd)
+        and trace.actors[entry.actor].kind == "host"
+    ):
         yield Finding("id", f"#{i} captures {trace.actors[entry.actor].name}, not a stream", i)
-    if isinstance(entry, Free) and entry.memory not in sizes:
+    if isinstance(entry, schema.Free) and entry.memory not in sizes:
         yield Finding("id", f"#{i} frees unknown memory {entry.memory}", i)
-    if isinstance(entry, Work):
+    if isinstance(entry, schema.Work):
         for access in (*entry.reads, *entry.writes):
             if problem := _bad_access(access, sizes):
                 yield Finding("region", f"#{i} {entry.label} {problem}", i, "", *access[:3])
 
 
-def _bad_access(access: Access, sizes: dict[int, int]) -> str:
+def _bad_access(access: schema.Access, sizes: dict[int, int]) -> str:
     if access.memory not in sizes:
         return f"touches unknown memory {access.memory}"
     if not 0 <= access.start <= access.end <= sizes[access.memory]:

@@ -17,17 +17,7 @@ import numpy as np
 from ggsched.sanitize.events import UNKNOWN, EventStream
 from ggsched.sanitize.from_trace import event_of
 from ggsched.sanitize.order import HappensBefore
-from ggsched.trace.schema import (
-    NOBODY,
-    Access,
-    Alloc,
-    CaptureBegin,
-    CaptureEnd,
-    Entry,
-    Free,
-    Sync,
-    Work,
-)
+from ggsched.trace import schema
 
 _MAX_LANES: Final = 256
 """With more lanes the clocks of a batch take too much memory."""
@@ -57,40 +47,42 @@ class Screen:
         lanes = len(self._order.log)
         self._order.log = [deque(maxlen=0) for _ in range(lanes)]  # which nobody reads
         hosts = [i for i, actor in enumerate(stream.actors) if actor.is_host]
-        self._actors, self._enqueuers = len(stream.actors), {NOBODY, *hosts}
+        self._actors, self._enqueuers = len(stream.actors), {schema.NOBODY, *hosts}
         self._is_host = [actor.is_host for actor in stream.actors]
         self._host = hosts[0] if len(hosts) == 1 else None
-        self._threads = dict.fromkeys(range(lanes), NOBODY if self._host is None else self._host)
+        self._threads = dict.fromkeys(
+            range(lanes), schema.NOBODY if self._host is None else self._host
+        )
         self._life: dict[int, list[int]] = {}
         """Numbers of the records that begin and end each memory."""
         self._undefined: set[int] = set()
         self.is_known, self.is_plain = lanes <= _MAX_LANES, True
         self._racy: set[int] = set()
         self._has_forgotten = False
-        self._accesses: list[Access] = []
+        self._accesses: list[schema.Access] = []
         self._counts: list[int] = []  # of the reads and the writes of each piece of work in turn
         self._marks: list[tuple[int, int, int]] = []
         self._clocks: list[list[int]] = []
         self._kept = np.empty((6, 0), np.int64)
         """Space, start, end, lane, number and whether it writes, of accesses of earlier batches."""
 
-    def add(self, number: int, entry: Entry) -> None:
+    def add(self, number: int, entry: schema.Entry) -> None:
         """Follow a record."""
         if not self.is_known or not self._names_what_exists(number, entry):
             self.is_known = False
             return
-        reads: Sequence[Access] = ()
-        if isinstance(entry, Work):
+        reads: Sequence[schema.Access] = ()
+        if isinstance(entry, schema.Work):
             mark, clock = self._order.work(entry, number, 0)
             reads, writes = entry.reads, entry.writes
         else:
             event = event_of(number, entry, self._memories, ())
-            if not isinstance(entry, Free):
+            if not isinstance(entry, schema.Free):
                 self._order.follow(event)
                 return
             mark, clock = self._order.work(event, number, 0)
             self._order.free(event, clock)
-            writes = (Access(entry.memory, 0, self._memories[entry.memory].nbytes),)
+            writes = (schema.Access(entry.memory, 0, self._memories[entry.memory].nbytes),)
         if reads or writes:
             self._accesses += reads
             self._accesses += writes
@@ -106,11 +98,11 @@ class Screen:
         is_known = self.is_known and not (self._has_forgotten and self._host is None)
         return self._racy if is_known else None
 
-    def _names_what_exists(self, number: int, entry: Entry) -> bool:
+    def _names_what_exists(self, number: int, entry: schema.Entry) -> bool:
         """Whether actors and memory exist; what accesses name is looked at with all of a batch."""
         if not 0 <= entry.actor < self._actors:
             return False
-        if isinstance(entry, Alloc):
+        if isinstance(entry, schema.Alloc):
             if entry.memory in self._life or entry.nbytes < 0:
                 return False
             self._life[entry.memory] = [number, 1 << 62]
@@ -122,16 +114,19 @@ class Screen:
                 return False
             if not self._is_host[entry.actor]:
                 self._host = None  # lanes have heard of a thread that does not enqueue it all
-        if isinstance(entry, Work):
+        if isinstance(entry, schema.Work):
             return True
-        if isinstance(entry, Free):
+        if isinstance(entry, schema.Free):
             life = self._life.get(entry.memory, (0, 0))
             if life[1] != 1 << 62:
                 return False
             self._life[entry.memory][1] = number
-        if isinstance(entry, Sync):
+        if isinstance(entry, schema.Sync):
             return entry.stream is None or 0 <= entry.stream < self._actors
-        return not (isinstance(entry, CaptureBegin | CaptureEnd) and self._is_host[entry.actor])
+        return not (
+            isinstance(entry, schema.CaptureBegin | schema.CaptureEnd)
+            and self._is_host[entry.actor]
+        )
 
     # --- a batch ----------------------------------------------------------------------------------
 
@@ -160,7 +155,7 @@ class Screen:
         used = is_left[rows[0]]
         self._kept = self._raced(spans, rows[:, used], work[used], clocks)
 
-    def _looked_up(self, accesses: list[Access], at: Any, record: Any, writes: Any) -> Any:
+    def _looked_up(self, accesses: list[schema.Access], at: Any, record: Any, writes: Any) -> Any:
         """Return spaces, and first and last bytes there; None if one lies outside its memory.
 
         Args:
