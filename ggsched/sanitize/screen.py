@@ -50,9 +50,6 @@ class Screen:
         self._actors, self._enqueuers = len(stream.actors), {schema.NOBODY, *hosts}
         self._is_host = [actor.is_host for actor in stream.actors]
         self._host = hosts[0] if len(hosts) == 1 else None
-        self._threads = dict.fromkeys(
-            range(lanes), schema.NOBODY if self._host is None else self._host
-        )
         self._life: dict[int, list[int]] = {}
         """Numbers of the records that begin and end each memory."""
         self._undefined: set[int] = set()
@@ -156,13 +153,8 @@ class Screen:
         self._kept = self._raced(spans, rows[:, used], work[used], clocks)
 
     def _looked_up(self, accesses: list[schema.Access], at: Any, record: Any, writes: Any) -> Any:
-        """Return spaces, and first and last bytes there; None if one lies outside its memory.
-
-        Args:
-            at: Of each access in turn its place among the distinct ones.
-            record: Numbers of the records that they are of.
-            writes: Whether they write.
-        """
+        """Return spaces, and first and last bytes there; None if one lies outside its memory."""
+        # ``at`` is the place of each access in turn; ``record`` and ``writes`` are of these too.
         columns: Any = zip(*accesses, strict=True)
         memory, start, end, tags = columns
         self.is_plain &= not any(tags)
@@ -235,7 +227,8 @@ class Screen:
         kept = kept[np.sort(len(kept) - 1 - latest)]
         if self._host is not None:
             self._has_forgotten = True
-            passed = np.array([*chain(*self._order.passed(self._threads))])
+            threads = dict.fromkeys(range(len(self._order.log)), self._host)
+            passed = np.array([*chain(*self._order.passed(threads))])
             kept = kept[passed[lane[row[kept]]] < number[row[kept]]]
         row, segment = row[kept], segment[kept]
         bounds = (ends[keys[segment + k] % len(ends)] for k in (0, 1))
