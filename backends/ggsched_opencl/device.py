@@ -2,7 +2,6 @@
 
 import logging
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.base_buffer import BaseBuffer
-from ggsched.backend.host_borrow import address_of
 from ggsched.backend.precision import activations
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory
@@ -129,7 +127,6 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         self._compiled = compiled.take(found.handle)
         self.context = self._compiled.context
         self._migrating = driver.make_queue(self.context)
-        self._locked: dict[int, int] = {}  # host memory: where it begins, and ends
         self._rebuilt: set[tuple[object, ...]] = set()
         self._draining: list[tuple[Handle, Handle, deque[Handle]]] = []
 
@@ -138,26 +135,6 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     def acquire_memory(self, nbytes: int) -> Handle:
         """Return fresh memory. Drivers give it lazily, so the device counts it."""
         return driver.make_buffer(self.context, self._migrating, nbytes)
-
-    def allocate_host(self, nbytes: int) -> HostMemory:
-        """Return host memory that GPUs copy from and to by themselves (BUF-6)."""
-        self._require_open()
-        locked = None
-        if self.landings is not None and 0 < nbytes <= self.facts.max_allocation_nbytes:
-            locked = driver.locked_memory(self.context, self._migrating, nbytes)
-        if locked is None:
-            return super().allocate_host(nbytes)
-        view: HostMemory = locked.data
-        start = address_of(view)
-        self._locked[start] = start + nbytes
-        weakref.finalize(locked, self._locked.pop, start, None).atexit = False
-        return view
-
-    def is_locked(self, memory: HostMemory) -> bool:
-        """Whether host memory is of ``allocate_host``, and locked."""
-        start = address_of(memory) if self._locked else 0
-        end = start + memory.nbytes
-        return any(a <= start and end <= b for a, b in tuple(self._locked.items()))
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Return a read-only buffer over host memory, on devices that share it.

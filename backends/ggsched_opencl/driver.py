@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ggsched.backend.arrays import Array
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.files.own import is_own, refusal
 from ggsched_opencl.kernel_caches import (
@@ -57,38 +56,10 @@ COMPLETE: Final[int] = 0
 RUNNING: Final[int] = 1
 _PROBED_NBYTES: Final = 1 << 20
 _PAGE_NBYTES: Final = 4096  # the smallest there is
-_BYTE: Final = np.dtype(np.uint8)
 _LOG: Final = logging.getLogger("ggsched.opencl")
 
 enqueue_kernel: Final = cl.enqueue_nd_range_kernel
 """``enqueue_kernel(queue, kernel, work_items, group)`` -> event; about a microsecond."""
-
-
-# The loader that pyopencl is linked with. PyDLL: a call takes microseconds, so no thread is let in.
-_enqueue_kernel: Final[Any] = ctypes.PyDLL(cl._cl.__file__).clEnqueueNDRangeKernel
-
-QuietLaunch = tuple[Any, ...]
-"""Arguments of ``clEnqueueNDRangeKernel`` behind the queue, for a launch without an event."""
-
-
-def quiet_launch(kernel: Handle, items: Sequence[int], group: Sequence[int]) -> QuietLaunch:
-    """Return what ``enqueue_quietly`` takes; the kernel has to be kept."""
-    extents = ((ctypes.c_size_t * len(sizes))(*sizes) for sizes in (items, group))
-    return (
-        ctypes.c_void_p(kernel.int_ptr), ctypes.c_uint(len(items)), None, *extents,
-        ctypes.c_uint(0), None, None,
-    )  # fmt: skip
-
-
-def enqueue_quietly(queue: Handle, launch: QuietLaunch) -> None:
-    """Enqueue a kernel without an event, which takes NVIDIA's driver 6.5 us instead of 8.
-
-    Raises:
-        RuntimeError: the driver refused it.
-    """
-    status = _enqueue_kernel(ctypes.c_void_p(queue.int_ptr), *launch)
-    if status != COMPLETE:
-        raise RuntimeError(f"clEnqueueNDRangeKernel returned {status}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,22 +401,6 @@ def make_filled_buffer(context: Handle, content: bytes) -> Handle:
     return cl.Buffer(context, flags, hostbuf=bytearray(content or b"\0"))
 
 
-def locked_memory(context: Handle, queue: Handle, nbytes: int) -> Array | None:
-    """Return host memory whose pages the driver has locked, None if it has none.
-
-    It is that of a buffer that no command uses, mapped for as long as the array lives.
-    """
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
-    access: Any = cl.map_flags.READ | cl.map_flags.WRITE
-    try:
-        with CALLS:
-            made = cl.Buffer(context, flags, nbytes)
-            array: Array = cl.enqueue_map_buffer(queue, made, access, 0, (nbytes,), _BYTE)[0]
-    except cl.Error:
-        return None
-    return array
-
-
 @dataclass(frozen=True, slots=True)
 class Imported:
     """A buffer over host memory that begins in front of what is imported.
@@ -576,12 +531,7 @@ def enqueue_wait(queue: Handle, event: Handle) -> Handle:
 def enqueue_by(queue: Handle, enqueue: Callable[[Handle], object], *_: object) -> Handle:
     """Let a function enqueue commands; return an event behind them, its own if it returns one."""
     event = enqueue(queue)
-    return event if isinstance(event, cl.Event) else enqueue_marker(queue)
-
-
-def enqueue_marker(queue: Handle) -> Handle:
-    """Return an event behind all commands of a queue."""
-    return cl.enqueue_marker(queue)
+    return event if isinstance(event, cl.Event) else cl.enqueue_marker(queue)
 
 
 def make_gate(context: Handle) -> Handle:

@@ -7,7 +7,6 @@ from ggsched.backend.queued.error_state import POISONED, PendingStatus
 from ggsched.backend.queued.events import PointEvent, QueuePoint
 from ggsched.backend.queued.polling import Polling
 from ggsched.errors import DeviceFault
-from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 
 # Short, since a device that is a processor needs it for threads of its own.
@@ -21,10 +20,9 @@ class Point(QueuePoint):
 
     Attributes:
         handle: The command before it, or None if all was complete when it was taken.
-        check: The copy that is this command, if there are kernels that check ids.
     """
 
-    __slots__ = ("check", "handle", "polling")
+    __slots__ = ("handle", "polling")
 
     def __init__(
         self,
@@ -32,17 +30,13 @@ class Point(QueuePoint):
         statuses: Sequence[PendingStatus],
         where: str,
         polling: Polling = POLLING,
-        check: IdCheck | None = None,
     ) -> None:
         super().__init__(statuses, where)
         self.handle = handle
-        self.check = check
         self.polling = polling
 
     def is_done(self) -> bool:
         """Whether the work before it is complete or has failed; never blocks."""
-        if self.check is not None:
-            return self.check.is_settled
         return self.handle is None or status_of(self.handle) <= COMPLETE
 
     def failure(self) -> DeviceFault | None:

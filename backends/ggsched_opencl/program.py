@@ -14,9 +14,8 @@ from ggsched_opencl import driver
 from ggsched_opencl.driver import Handle, place_of
 from ggsched_opencl.queue import OpenClQueue
 
-Step = tuple[Callable[..., Handle], Handle, object, object, driver.QuietLaunch | None]
-"""What to call with the queue and a kernel, its work-items, and those of a group; and how it is
-enqueued without an event, if it can be."""
+Step = tuple[Callable[..., Handle], Handle, object, object]
+"""What to call with the queue and a kernel, its work-items, and those of a group."""
 
 
 class ProgramDevice(Device, Protocol):
@@ -73,7 +72,7 @@ class OpenClProgram:
     def _add(self, call: KernelCall | StreamCall) -> None:
         if isinstance(call, StreamCall):
             enqueue = call.bound(lambda memory: self._value(memory, call.label), None)
-            self.steps.append((driver.enqueue_by, enqueue, None, None, None))
+            self.steps.append((driver.enqueue_by, enqueue, None, None))
             return
         key = (call.source, call.defines, call.kernel)
         kernel = self._device.take_kernel(*key)
@@ -81,9 +80,8 @@ class OpenClProgram:
         for i, arg in enumerate(call.args):
             driver.set_argument(kernel, i, self._value(arg, call.label))
         x, y, z = call.groups
-        items, group = (x * call.lanes, y, z), (call.lanes, 1, 1)
-        quiet = driver.quiet_launch(kernel, items, group)
-        self.steps.append((driver.enqueue_kernel, kernel, items, group, quiet))
+        group = call.lanes, 1, 1
+        self.steps.append((driver.enqueue_kernel, kernel, (x * call.lanes, y, z), group))
 
     def _value(self, arg: Arg, label: str) -> Handle | bytes:
         if isinstance(arg, bytes):

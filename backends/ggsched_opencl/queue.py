@@ -2,21 +2,17 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ggsched.backend.protocols import Device, Event, HostMemory
 from ggsched.backend.queued.command_queue import CommandQueue, Launchable
 from ggsched.errors import DeviceFault, UsageError
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.calls import i64
-from ggsched_kernels.fault_words import FaultCodes
+from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl import driver
-from ggsched_opencl.async_errors import CHECKED_WORDS, IdCheck
+from ggsched_opencl.async_errors import IdCheck
 from ggsched_opencl.command_count import CommandCount
 from ggsched_opencl.driver import COMPLETE, Handle, place_of, status_of
 from ggsched_opencl.event import GPU_POLLING, POLLING, OpenClEvent, Point
@@ -32,12 +28,11 @@ nothing can find out whether a driver is one of those.
 KERNELS_PER_MARK: Final = 16
 """Kernels of which one event is kept, on devices that are not the processor.
 
-Each takes some 15 us there, events kept; without them 9 (98 kernels of a decoding step, H100), and
-1.5 less where none is made. A report on slow work names the first of them.
+Each takes some 15 us there, events kept; without them 9 (98 kernels of a decoding step, H100). A
+report on slow work names the first of them.
 """
 _WORDS_PER_LANE: Final = 64
 _MAX_GROUPS: Final = 1 << 16
-_ROOM_NBYTES: Final = 4096
 
 
 class QueueOwner(Device, Protocol):
@@ -53,9 +48,6 @@ class QueueOwner(Device, Protocol):
 
     def distrust(self) -> None:
         """Let no other device take the context: a command failed."""
-
-    def is_locked(self, memory: HostMemory) -> bool:
-        """Whether the GPU copies from and to host memory by itself."""
 
     def take_kernel(self, name: str, defines: tuple[tuple[str, str], ...], kernel: str) -> Handle:
         """Return a kernel object that nobody else uses until it is given back."""
@@ -87,16 +79,14 @@ class OpenClQueue(CommandQueue[Point]):
         self._kernels_per_mark = 1 if device.landings is None else KERNELS_PER_MARK
         self.codes = FaultCodes(name)
         self._words: Handle = None
-        self._room: npt.NDArray[np.int32] = np.empty(0, np.int32)  # for copies of these words
         self._ids_unchecked = False
-        self._unlocked: Handle = None  # the last transfer from or to memory that is not locked
         self._held: deque[Handle] = deque()  # transfers, which hold host memory (CPY-4, CPY-5)
 
     @property
     def fault_words(self) -> Handle:
         """Device memory where kernels leave the code of a node that met a bad id."""
         if self._words is None:
-            self._words = driver.make_filled_buffer(self.context, bytes(4 * CHECKED_WORDS))
+            self._words = driver.make_filled_buffer(self.context, bytes(4 * FAULT_WORDS))
         return self._words
 
     # --- commands ------------------------------------------------------------------------------
@@ -109,12 +99,12 @@ class OpenClQueue(CommandQueue[Point]):
 
     def upload(self, source: HostMemory, memory: Any, offset: int) -> None:
         """Copy host bytes to the device."""
-        self._hold(driver.enqueue_upload(self._handle, source, memory, offset), source)
+        self._hold(driver.enqueue_upload(self._handle, source, memory, offset))
 
     def download(self, memory: Any, offset: int, target: HostMemory) -> None:
         """Copy bytes of the device to the host."""
         event = driver.enqueue_download(self._handle, *place_of(memory, offset), target)
-        self._hold(event, target)
+        self._hold(event)
         if self._device.landings is not None:
             self._device.landings.add(event, target)
 
@@ -149,25 +139,19 @@ class OpenClQueue(CommandQueue[Point]):
         times = self._own_times
         timed = None if times is None else times.commands
         count = self._counted.launch()
-        next_mark = min(self._kernels_per_mark, len(steps))
         try:
-            for enqueue, kernel, items, group, quiet in steps:
-                done += 1
-                if done < next_mark and quiet is not None and timed is None:
-                    driver.enqueue_quietly(handle, quiet)
-                    continue
+            for enqueue, kernel, items, group in steps:
                 newest = enqueue(handle, kernel, items, group)
                 if timed is not None:
-                    timed.append((program.labels[done - 1], newest))
-                if done == next_mark:
+                    timed.append((program.labels[done], newest))
+                done += 1
+                if done - marked == self._kernels_per_mark or done == len(steps):
                     count((newest, program.labels[marked]))
-                    marked, next_mark = done, min(done + self._kernels_per_mark, len(steps))
+                    marked = done
         except Exception as error:  # functions of user-defined ops have errors of their own
             # Some of the nodes are enqueued, so this is no refusal (ERR-1) but a fault (ERR-2).
             self._device.distrust()
-            with suppress(driver.errors()):
-                newest = driver.enqueue_marker(handle)
-            self.faults.poison(driver.fault_of(error, program.labels[max(0, done - 1)], self.name))
+            self.faults.poison(driver.fault_of(error, program.labels[done], self.name))
         self._ids_unchecked |= program.checks_ids
         self.newest = newest
         driver.flush(handle)
@@ -193,33 +177,15 @@ class OpenClQueue(CommandQueue[Point]):
 
     def point(self) -> Point:
         """Return the present end of the queue."""
-        check = None
         if self._ids_unchecked:
-            check = IdCheck(self.codes, self._words_of_check(), self._is_watched())
-            check.copied = driver.enqueue_download(
-                self._handle, self.fault_words, 0, check.words.data.cast("B")
-            )
-            self._hold(check.copied, check.words.data)
+            check = IdCheck(self.codes)
+            words = check.words.data.cast("B")
+            check.copied = driver.enqueue_download(self._handle, self.fault_words, 0, words)
+            self._hold(check.copied)
             self._ids_unchecked = False
             self.faults.add([check])
         polling = POLLING if self._device.landings is None else GPU_POLLING
-        return Point(self.newest, self.faults.statuses(), self.name, polling, check)
-
-    def _words_of_check(self) -> npt.NDArray[np.int32]:
-        if self._room.size < CHECKED_WORDS:
-            self._room = np.frombuffer(self._device.allocate_host(_ROOM_NBYTES), np.int32)
-        words, self._room = self._room[:CHECKED_WORDS], self._room[CHECKED_WORDS:]
-        return words
-
-    def _is_watched(self) -> bool:
-        """Whether everything is complete when the last copy has written its words.
-
-        The driver does all copies from and to locked pages in the order of the queue, by the GPU;
-        other copies it may end later, on the host.
-        """
-        last = self._unlocked
-        is_ended = last is None or status_of(last) <= COMPLETE
-        return is_ended and self._device.is_locked(self._room.data)
+        return Point(self.newest, self.faults.statuses(), self.name, polling)
 
     # --- the rest ------------------------------------------------------------------------------
 
@@ -239,14 +205,14 @@ class OpenClQueue(CommandQueue[Point]):
     def complete(self, timeout_s: float) -> None:
         """Block until everything that the queue was given is complete (STR-5)."""
         super().complete(timeout_s)
-        self.newest = self._unlocked = None
+        self.newest = None
         self._held.clear()
         self._counted.clear()
 
     def end(self) -> None:
         """Release the queue, which keeps its commands until they are complete."""
         self._device.drain_later(self._handle, self.newest, self._held)
-        self.newest = self._unlocked = None
+        self.newest = None
         self._held = deque()
         self._words = None
 
@@ -272,10 +238,8 @@ class OpenClQueue(CommandQueue[Point]):
             self._own_times.commands.append(("", newest))
         driver.flush(self._handle)
 
-    def _hold(self, event: Handle, memory: HostMemory) -> None:
+    def _hold(self, event: Handle) -> None:
         """Keep a transfer until it is complete: dropping it earlier would block."""
-        if not self._device.is_locked(memory):
-            self._unlocked = event
         held = self._held
         while held and status_of(held[0]) <= COMPLETE:
             held.popleft()

@@ -6,11 +6,10 @@ import weakref
 import numpy as np
 import pytest
 
-from ggsched.backend.program import Operand
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
-from ggsched.ir.dtype import F32, I32
-from ggsched_opencl import async_errors, driver
+from ggsched.ir.dtype import I32
+from ggsched_opencl import driver
 from ggsched_opencl.event import GPU_POLLING
 from ggsched_opencl.landings import Landings
 from ggsched_opencl.queue import KERNELS_PER_MARK
@@ -22,7 +21,6 @@ from tests.backends.device_settings import (
     Latch,
     cpu_device,
     download,
-    ids_of,
     node,
     upload,
     vector,
@@ -385,78 +383,3 @@ def test_events_of_kernels_that_are_kept(device, is_gpu):
     assert kept == program.labels[::each]
     assert (stream.queue.point().polling is GPU_POLLING) == is_gpu
     stream.sync(TIMEOUT_S)
-
-
-def test_only_kept_events_are_made_on_gpus(device, monkeypatch):
-    device.landings = Landings()
-    count, made, quiet = KERNELS_PER_MARK + 3, [], driver.enqueue_quietly
-    buffer, stream = device.allocate(16), device.create_stream()
-    x = vector(buffer, 4)
-    program = device.compile([node("add", [x, x], x)] * count, stream)
-    monkeypatch.setattr(driver, "enqueue_quietly", lambda *a: made.append(quiet(*a)))
-    upload(stream, buffer, np.ones(4, np.float32))
-    stream.launch(program)
-    np.testing.assert_array_equal(download(stream, buffer, 4), np.full(4, 2.0**count, np.float32))
-    assert len(made) == count - len(program.steps[KERNELS_PER_MARK - 1 :: KERNELS_PER_MARK]) - 1
-    monkeypatch.setattr(driver, "_enqueue_kernel", lambda *_: -5)
-    stream.launch(program)
-    with pytest.raises(DeviceFault, match=r"add failed.*clEnqueueNDRangeKernel returned -5"):
-        stream.sync(TIMEOUT_S)
-
-
-# --- host memory that GPUs copy by themselves --------------------------------------------------
-
-
-def test_host_memory_of_gpus_is_locked_as_long_as_it_lives(device):
-    assert not device.is_locked(device.allocate_host(64))
-    device.landings = Landings()
-    memory = device.allocate_host(100)
-    other = memoryview(bytearray(100))
-    assert [device.is_locked(m) for m in (memory, memory[7:], other)] == [True, True, False]
-    assert device.allocate_host(0).nbytes == 0
-    x, stream = device.allocate(100), device.create_stream()
-    memory[:] = bytes(range(100))
-    stream.upload(memory, x, 0)
-    stream.download(x, 0, other)
-    stream.sync(TIMEOUT_S)
-    assert other == memory
-    part = np.frombuffer(memory, np.uint8)[3:]
-    del memory
-    gc.collect()
-    assert device.is_locked(part.data)
-    del part
-    gc.collect()
-    assert not device._locked
-
-
-@pytest.mark.parametrize("is_bad", [False, True])
-def test_a_last_copy_to_locked_memory_tells_that_all_is_complete(device, monkeypatch, is_bad):
-    """Where a copy to other memory is under way, the status of the event has to."""
-    device.landings = Landings()
-    stream, rows, out = device.create_stream(), device.allocate(16), device.allocate_host(16)
-    ids = ids_of(device, stream, [1 + is_bad])
-    x = Operand(rows, 0, 16, F32, (2, 2), (8, 4))
-    picked = device.allocate(8)
-    y = Operand(picked, 0, 8, F32, (1, 2), (8, 4))
-    program = device.compile([node("get_rows", [x, ids], y)], stream)
-    upload(stream, rows, np.arange(4, dtype=np.float32))
-    stream.sync(TIMEOUT_S)
-    other = np.zeros(2, np.float32)
-    for target, is_watched in ((memoryview(other).cast("B"), False), (out[:8], True)):
-        gate = driver.make_gate(device.context)
-        stream.queue.hold(gate)
-        stream.launch(program)
-        stream.download(picked, 0, target)
-        event = recorded(stream)
-        assert not event.is_done
-        assert event.point.check.is_watched == is_watched
-        driver.open_gate(gate)
-        if is_bad:
-            with pytest.raises(DeviceFault, match="row 2 was requested"):
-                event.sync(TIMEOUT_S)
-            return
-        event.sync(TIMEOUT_S)
-        assert bytes(target) == np.array([2, 3], np.float32).tobytes()
-        stream.sync(TIMEOUT_S)
-    monkeypatch.setattr(async_errors, "status_of", lambda event: driver.RUNNING)
-    assert event.is_done
