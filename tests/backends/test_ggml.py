@@ -252,6 +252,22 @@ def test_a_result_is_the_operand_of_the_next_node_until_its_bytes_are_written():
     assert maker.leaf(y).handle != first
 
 
+@pytest.mark.parametrize("activations", ["auto", "f32"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q4_0"])
+def test_products_are_of_f32_where_ggml_would_round_further_than_is_allowed(
+    monkeypatch, dtype, activations
+):
+    """With weights of bf16 the request would have CUDA convert the weights for each product."""
+    monkeypatch.setenv("GGSCHED_ACTIVATIONS", activations)
+    fake, asked = FakeGgml(ops=True), []
+    library = driver.Library(fake, "lib")
+    monkeypatch.setattr(library, "ggml_mul_mat_set_prec", lambda *args: asked.append(args))
+    maker = GraphMaker(library, DEVICE, KIND)
+    inputs = operand(4, 32, dtype=dtype_by_name(dtype)), operand(3, 32)
+    maker.add(BoundNode(0, "mul_mat", inputs, operand(3, 4), full_params("mul_mat", {}), ""))
+    assert len(asked) == (dtype != "bf16" or activations == "f32")
+
+
 # --- the order of transfers ----------------------------------------------------------------------
 
 
