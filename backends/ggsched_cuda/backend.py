@@ -8,6 +8,7 @@ from ggsched_cuda import cuda_contexts, driver
 from ggsched_cuda.cuda_context import CudaContext
 from ggsched_cuda.device import PARTS, CudaDevice
 from ggsched_cuda_kernels.blas import driver as blas
+from ggsched_cuda_kernels.sources import OLDEST_ARCH
 
 
 class CudaBackend:
@@ -56,9 +57,17 @@ class CudaBackend:
                 why=f"there are {len(self._found)}",
                 hint="count from zero; cuda:0/1 is the second logical device of the first GPU",
             )
+        found = self._found[index]
+        if found.arch < OLDEST_ARCH:
+            raise BackendUnavailable(
+                f"{found.name} is too old",
+                where=f"cuda:{index}",
+                why=f"it has compute capability {found.arch / 10}; kernels need {OLDEST_ARCH / 10}",
+                hint="use its OpenCL device instead, e.g. --devices opencl:0",
+            )
         blas.loading()
         try:
-            return cuda_contexts.CUDA_CONTEXTS.open(self._found[index], len(self._found))
+            return cuda_contexts.CUDA_CONTEXTS.open(found, len(self._found))
         except driver.CudaError as error:
             raise BackendUnavailable(
                 "the GPU cannot be used",

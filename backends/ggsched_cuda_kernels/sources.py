@@ -13,6 +13,8 @@ from ggsched_kernels.calls import Launch
 from ggsched_kernels.convolution import SOURCE as CONV
 
 OPTIONS: Final = ("-std=c++17",)
+OLDEST_ARCH: Final = 80
+"""Compute capability whose instructions kernels use: ``mma`` of bf16 and TF32, ``cp.async``."""
 OWN: Final = "helpers"
 """Source of the kernels that streams launch for themselves: transfers, copies of fault words."""
 

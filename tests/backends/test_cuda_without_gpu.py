@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ggsched.backend.base import BaseDevice, host_facts
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.registry import discover, open_devices
-from ggsched.errors import BackendUnavailable, UsageError
+from ggsched.errors import BackendUnavailable, GgschedError, UsageError
 from ggsched.ir.dtype import F32
 
 MOST = 8
@@ -198,3 +198,15 @@ def test_the_driver_starts_beside_the_imports(monkeypatch):
     open_backend()
     assert threads[0] is not threading.current_thread()
     assert not threads[0].is_alive()
+
+
+@pytest.mark.parametrize("spec", ["cuda:0", "cuda:0/1"])
+def test_gpus_without_the_instructions_of_kernels_are_refused(monkeypatch, spec):
+    """By one line, instead of the compiler's text when a kernel is first needed."""
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings are in the extra 'nvrtc'")
+    from ggsched_cuda import driver
+
+    turing = driver.DeviceInfo(0, "Tesla T4", 75, 16 << 30, 13000, 40, 65536)
+    monkeypatch.setattr(driver, "find_gpus", lambda: (turing,))
+    with pytest.raises(GgschedError, match=r"(?s)Tesla T4.*compute capability 7\.5.*8\.0"):
+        open_devices([spec])
