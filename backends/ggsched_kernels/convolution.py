@@ -116,6 +116,13 @@ class Conv(NamedTuple):
         """The farthest tap of a window along an axis."""
         return max((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
 
+    @property
+    def farthest(self) -> int:
+        """Elements of x from the corner of a window to its last tap, which may be behind x."""
+        z, y, x = ((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
+        last = self.channels // self.groups - 1
+        return ((last * self.x[0] + z) * self.x[1] + y) * self.x[2] + x
+
 
 def fits_gpu(node: BoundNode, profile: TuningProfile) -> bool:
     """Whether a node is a convolution for these kernels: on a GPU, with 31 bits for each size."""
@@ -264,7 +271,7 @@ def choose_tile(c: Conv, num_sms: int, tiles: Tiles = TILES) -> tuple[Tile | Non
     None where a lane for each element is better, or the table cannot hold the window.
     """
     rows = c.m // c.groups
-    if rows < FEW_ROWS or (c.reach > MAX_TAP and not c.is_inside):
+    if rows < FEW_ROWS or (not c.is_inside and (c.reach > MAX_TAP or c.farthest >= 1 << 31)):
         return None, 1
     fitting = [
         (_predicted_us(c, tile, shares, num_sms), tile, shares)

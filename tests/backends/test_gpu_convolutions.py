@@ -150,6 +150,15 @@ def test_few_positions_share_sums_and_many_do_not():
         assert (shares > 1) == (least > 1)
 
 
+def test_windows_that_reach_beyond_31_bits_have_no_table():
+    """Elements of x fit, places in the pads behind them do not."""
+    image, one = (1, 16_000, 16_000), (1, 1, 1)
+    c = Conv(1, 8, 8, 1, (5, 1, 1), one, one, (2, 0, 0), image, image)
+    assert choose_tile(c, 132) == (None, 1)
+    tile, _ = choose_tile(c._replace(kernel=(1, 5, 1), pads=(0, 2, 0)), 132)
+    assert tile is not None
+
+
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_lanes_share_long_sums(device, op):
     """Along the last axis, along several, and along one in front of few others."""
