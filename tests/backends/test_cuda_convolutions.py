@@ -142,6 +142,31 @@ def test_any_convolution_by_any_cut(software, precision, graph, at, shares):
     assert not far_off(found, graph, values, wanted, how=Rounds(precision=precision))
 
 
+EDGES = {
+    "no images": {"x": (0, 4, 5, 5), "w": (8, 4, 3, 3)},
+    "no channels": {"x": (1, 0, 5, 5), "w": (8, 0, 3, 3), "pads": [1] * 4},
+    "no elements, only pads": {"x": (1, 4, 0, 5), "w": (8, 4, 3, 3), "pads": [2, 1, 2, 1]},
+    "pads that cut": {"x": (1, 4, 7, 7), "w": (8, 4, 3, 3), "pads": [-1, 1, 0, -2]},
+    "as many elements as a word has": {"x": (1, 4, 40), "w": (8, 4, 31), "pads": [15, 15]},
+    "more elements than a word has": {"x": (1, 4, 40), "w": (8, 4, 32), "pads": [15, 15]},
+    "taps as far as ten bits": {
+        "x": (1, 4, 6, 1), "w": (8, 4, 3, 2), "dilations": [511, 1023], "pads": [511, 1023] * 2,
+    },
+    "taps farther than ten bits": {
+        "x": (1, 4, 6), "w": (8, 4, 3), "dilations": [1024], "pads": [1024, 1024],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_shapes_at_limits(software, precision, name):
+    graph = conv_graph(**EDGES[name])
+    values = values_of(graph)
+    found, _ = run(graph, values)
+    wanted = run_oracle(graph, values)
+    assert not far_off(found, graph, values, wanted, how=Rounds(precision=precision))
+
+
 def test_factors_of_f16_are_not_rounded(software, precision):
     """TF32 has all of them; their sums are rounded to f16 once."""
     graph = conv_graph((2, 20, 9, 9), (24, 20, 3, 3), dtype=F16, pads=[1] * 4, behind=RELU)

@@ -159,12 +159,12 @@ def _by_columns(data: Array, w: Array, made: Array, strides: Shape, dilations: S
     """Unroll all windows into a matrix, and multiply once."""
     taps, out = prod(w.shape[2:]), made.shape[1:]
     if taps == 1 and prod(strides) == 1:
-        columns: Array = np.ascontiguousarray(data).reshape(len(data), -1)
+        columns: Array = np.ascontiguousarray(data).reshape(len(data), prod(out))
     else:
         unrolled = np.empty((len(data), taps, *out), data.dtype)
         for i, place in enumerate(np.ndindex(*w.shape[2:])):
             unrolled[:, i] = data[(slice(None), *_spans(place, out, strides, dilations))]
-        columns = unrolled.reshape(len(data) * taps, -1)
+        columns = unrolled.reshape(len(data) * taps, prod(out))
     np.matmul(w.reshape(len(w), -1), columns, out=made.reshape(len(w), -1))
 
 
