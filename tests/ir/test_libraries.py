@@ -52,6 +52,17 @@ def test_each_type_is_moved_and_computed_with(dtype):
     np.testing.assert_array_equal(moved, value.transpose())
 
 
+@pytest.mark.parametrize(("images", "channels"), [(0, 2), (1, 0), (0, 0)])
+@pytest.mark.parametrize(("op", "more"), [("conv", {}), ("conv_transpose", {"more": (0, 0)})])
+def test_a_convolution_of_nothing_is_its_bias(op, more, images, channels):
+    w = (4, channels, 3, 3) if op == "conv" else (channels, 4, 3, 3)
+    bias = np.arange(4, dtype=np.float32)
+    values = [np.zeros((images, channels, 5, 5), np.float32), np.zeros(w, np.float32), bias]
+    how = {"strides": (1, 1), "dilations": (1, 1), "pads": (1,) * 4, "group": 1, "bias": True}
+    found = library()[f"nd.{op}"].reference(*values, **how, **more)
+    np.testing.assert_array_equal(found, np.broadcast_to(bias[:, None, None], (images, 4, 5, 5)))
+
+
 def test_built_in_ops_take_four_axes():
     g = GraphBuilder()
     x = g.input("x", (1,) * 5)

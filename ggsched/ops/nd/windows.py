@@ -281,8 +281,8 @@ def conv_transpose(
     made = np.zeros((x.shape[0], w.shape[1] * group, *full), x.dtype)
     per, each = x.shape[1] // group, w.shape[1]
     for g in range(group):
-        part = x[:, g * per : (g + 1) * per].reshape(x.shape[0], per, -1)
-        matrix = w[g * per : (g + 1) * per].reshape(per, -1).T
+        part = x[:, g * per : (g + 1) * per].reshape(len(x), per, prod(x.shape[2:]))
+        matrix = w[g * per : (g + 1) * per].reshape(per, each * prod(kernel)).T
         spread = (matrix @ part).reshape(x.shape[0], each, *kernel, *x.shape[2:])
         target = made[:, g * each : (g + 1) * each]
         for place in np.ndindex(*kernel):
