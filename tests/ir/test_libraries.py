@@ -63,6 +63,14 @@ def test_a_convolution_of_nothing_is_its_bias(op, more, images, channels):
     np.testing.assert_array_equal(found, np.broadcast_to(bias[:, None, None], (images, 4, 5, 5)))
 
 
+@pytest.mark.parametrize("op", ["max_pool", "max_pool_indices", "average_pool", "lp_pool"])
+def test_pools_without_images_or_channels_have_no_results(op):
+    declared, window = library()[f"nd.{op}"], {"kernel": (3, 3), "pads": (1,) * 4}
+    how = {**declared.defaults, "strides": (1, 1), "dilations": (1, 1), **window}
+    for shape in ((0, 2, 5, 5), (1, 0, 5, 5)):
+        assert declared.reference(np.zeros(shape, np.float32), **how).shape == shape
+
+
 def test_built_in_ops_take_four_axes():
     g = GraphBuilder()
     x = g.input("x", (1,) * 5)

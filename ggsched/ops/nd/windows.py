@@ -374,7 +374,7 @@ def max_pool_indices(
     places = padded(lead * prod(spatial) + inside, pads, -1)
     data = padded(x, pads, _lowest(x))
     n = len(out)
-    seen = windows(data, kernel, strides, dilations, out).reshape(*x.shape[:2], *out, -1)
+    seen = windows(data, kernel, strides, dilations, out).reshape(*x.shape[:2], *out, prod(kernel))
     best = np.argmax(seen, -1)[..., None]
     where = windows(np.ascontiguousarray(places), kernel, strides, dilations, out)
     assert where.ndim == 2 + 2 * n
