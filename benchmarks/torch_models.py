@@ -1,10 +1,12 @@
 """``python -m benchmarks.torch_models [--precision f32,tf32,bf16] [--compile] [MODEL:BATCH ...]``.
 
 Models of torchvision and transformers with random weights through ``torch.export``, beside PyTorch
-of the same precision on the first GPU, or on the CPU where there is none. In bf16 both sides get a
-module of bfloat16. Written are the median of 20 runs, from inputs on the host to all results on the
-host, and the largest distance of the first result from that in float64, of its largest. ``--jobs``
-processes prepare models at the same time; then each of them measures alone.
+of the same precision on the first GPU, or on the CPU where there is none. PyTorch has its defaults:
+channels first, ``cudnn.benchmark`` off. In bf16 both sides get a module of bfloat16, and PyTorch
+inputs of bfloat16, which are half as long. Written are the median of 20 runs by turns, from inputs
+on the host to all results on the host, and the largest distance of the first result from that in
+float64, of its largest. ``--jobs`` processes prepare models at the same time; then each of them
+measures alone.
 """
 
 import argparse
@@ -122,7 +124,8 @@ def _sides(
     there, inputs = module.to(PLACE), _cast(given, next(module.parameters()).dtype)
     sides["PyTorch"] = lambda: _host(there(**_moved(inputs)))
     if options.compile:
-        fast = torch.compile(there, mode="reduce-overhead")
+        # Otherwise a second batch of a model is compiled for any batch, which is slower.
+        fast = torch.compile(there, mode="reduce-overhead", dynamic=False)
         sides["compiled"] = lambda: _host(fast(**_moved(inputs)))
     for side in sides.values():
         for _ in range(WARM):
@@ -136,16 +139,17 @@ def _row(label: str, precision: str, sides: dict[str, Call], exact: Any) -> Call
     @torch.no_grad()
     def measured() -> str:
         _set(precision)
+        results = {name: side() for name, side in sides.items()}
+        refused = {name for name, found in results.items() if isinstance(found, str)}
+        took = _ms({name: side for name, side in sides.items() if name not in refused})
         texts = []
-        for name, side in sides.items():
-            found = side()
-            if isinstance(found, str):
+        for name, found in results.items():
+            if name in refused:
                 texts.append(f"{name} {found}")
                 continue
-            took = _ms(side)
             first = found[0].double().numpy() if torch.is_tensor(found[0]) else found[0]
             off = np.abs(first - exact).max() / np.abs(exact).max()
-            texts.append(f"{name} {took:.2f} ms, off by {off:.1e}")
+            texts.append(f"{name} {took[name]:.2f} ms, off by {off:.1e}")
         return f"{label}: {'; '.join(texts)}"
 
     return measured
@@ -179,14 +183,15 @@ def _host(result: Any) -> list[Any]:
     return [found for value in each for found in _host(value)]
 
 
-def _ms(call: Callable[[], object]) -> float:
-    """Return the median time of a call that has run, and whose result is on the host then."""
-    seconds = []
+def _ms(calls: dict[str, Call]) -> dict[str, float]:
+    """Return the median time of each call, by turns; their results are on the host then."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return 1e3 * median(seconds)
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call()
+            seconds[name].append(time.perf_counter() - began)
+    return {name: 1e3 * median(each) for name, each in seconds.items()}
 
 
 # --- models -----------------------------------------------------------------------------------
