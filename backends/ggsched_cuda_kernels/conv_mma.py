@@ -25,7 +25,7 @@ _CUTS: Final = (
 
 
 def conv_tiles(profile: TuningProfile, dtype: DType) -> Tiles:
-    """Return the cuts of convolutions for the precision of a device; TF32 has each f16."""
+    """Return the cuts for the precision of a device; f16 takes TF32, which has all its values."""
     return _tiles("tf32" if dtype == F16 else profile.precision)
 
 

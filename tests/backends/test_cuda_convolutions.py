@@ -177,8 +177,8 @@ def test_factors_of_f16_are_not_rounded(software, precision):
     np.testing.assert_array_max_ulp(found[tid], wanted, 1)
 
 
-def test_what_is_no_number_stays_so(software, precision):
-    """And stays in the rows and columns that it belongs to, of tiles that are mostly empty."""
+def test_nan_and_infinity_stay_in_their_rows_and_columns(software, precision):
+    """Also in tiles that are mostly empty."""
     graph = conv_graph((1, 5, 6, 6), (9, 5, 3, 3))
     values = values_of(graph)
     values["x"][0, 1, 5, 5], values["x"][0, 2, 0, 0] = np.nan, np.inf

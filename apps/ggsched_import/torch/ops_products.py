@@ -21,7 +21,8 @@ def _matmul(c: Call, self: Value, other: Value) -> Value:
     """Multiply; a matrix of bfloat16 keeps its 16 bits, as the weight of a linear layer."""
     bits = other.bits if isinstance(other, Const) else None
     if bits is not None and len(bits.shape) == 2 and isinstance(self, Tensor):
-        return _linear(c, self, Const(None, f"{other.name} (turned)", np.ascontiguousarray(bits.T)))
+        weight = Const(None, f"{other.name} (transposed)", np.ascontiguousarray(bits.T))
+        return _linear(c, self, weight)
     return c.nd("matmul", self, other)
 
 
