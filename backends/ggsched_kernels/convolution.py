@@ -183,15 +183,7 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
         *(places[0][1], places[1][1], bias[1], to_offset, parts),
         *(c.channels * prod(c.x), per * prod(c.x), made),
         *(c.m, c.m // c.groups, columns, prod(c.y), c.depth, stretch, c.groups, c.images),
-        *(
-            *c.x,
-            *c.y,
-            *c.strides,
-            *c.pads,
-            int(has_bias),
-            *steps,
-            *(0,) * (MAX_OPERANDS - len(steps)),
-        ),
+        *(*c.x, *c.y, *c.strides, *c.pads, int(has_bias), *steps),
     )
     extra = [*chain.operands, *[y] * len(missing)]
     memory = [v for o in extra for v in (o.buffer, i64(o.offset))]
