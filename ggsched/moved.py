@@ -24,6 +24,7 @@ MOVED: Final = {
     "ggsched.oplib.tasks": "ggsched.ops.tasks",
     "ggsched.ir.shapes": "ggsched.ops.record",
     "ggsched.testing.oracle.dequant": "ggsched.backend.packed",
+    "ggsched.backend.sample_nodes": "ggsched_ggml.sample_nodes",
     "ggsched.backend.patience": "ggsched.backend.progress",
     "ggsched.backend.sinks": "ggsched.backend.list_capture",
     "ggsched.backend.chosen_rows": "ggsched.backend.program",

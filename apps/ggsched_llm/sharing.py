@@ -87,11 +87,22 @@ class Sharing:
             shards = replace(split_model(spec, who, alone, division), peers=peers)
             return cls(spec, who, shards, alone, why)
 
-        ranges = experts.ranges(devices, who.devices[: len(who.shares)])
+        own = who.devices[: len(who.shares)]
+        ranges = experts.ranges(devices, own)
         is_open = experts.parallel == "auto" and not ranges
+        by_expert = bool(ranges) or experts.parallel == "on"
+        unable = [devices[d].name for d in own if not devices[d].takes_expert_ranges]
+        if by_expert and unable:
+            raise UsageError(
+                f"{' and '.join(experts.said)} with {', '.join(unable)}",
+                why="products with some of the experts are not declared (takes_expert_ranges)",
+                hint="leave it out: devices have columns of every expert then",
+            )
         if not is_open or spec.hparams.n_expert < max(map(len, who.groups)):
-            by_expert = bool(ranges) or experts.parallel == "on"
             return divided(Division(by_expert, ranges), ", ".join(experts.said))
+        if unable:
+            why = f"by columns: {', '.join(unable)} takes all experts or none"
+            return divided(Division(), why)
         speeds = [1e12 if rates is None else rates.devices[d].bandwidth for d in who.devices]
         ways = divided(Division(), "by columns"), divided(Division(True), "by expert")
         excess = [way.excess_nbytes(devices) for way in ways]

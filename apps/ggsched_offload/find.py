@@ -15,7 +15,7 @@ from ggsched.ir.graph import Graph, Node
 from ggsched.ir.ops import OPS
 from ggsched.ir.tensor import Role, Tensor
 from ggsched.plan.placement import Placement
-from ggsched.topology.caps import op_key
+from ggsched.topology.caps import lacking
 from ggsched.topology.model import Topology
 
 DENSE: Final = -1
@@ -190,8 +190,8 @@ class _Finder:
             return False
         if graph.tensors[storage].role is not Role.TEMP or self.writers[storage] > 1:
             return False
-        key = op_key(node.op, graph.tensors[node.inputs[0]].dtype.name)
-        return key in self.topology.devices[there].ops
+        kind, facts = graph.tensors[node.inputs[0]].dtype.name, self.topology.devices[there]
+        return not lacking(facts, node.op, kind, node.params.get("of"))
 
     def _extended(self, first: int, end: int, here: int, there: int) -> int:
         """Return the end of the block with what follows and makes its result smaller.

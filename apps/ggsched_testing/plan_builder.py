@@ -52,6 +52,7 @@ def fake_device(name: str = "fake:0", **facts: Any) -> DeviceFacts:
         "has_events": True,
         "is_async": True,
         "is_deterministic": True,
+        "takes_expert_ranges": True,
     }
     return DeviceFacts(name=name, **{**usual, **facts})
 

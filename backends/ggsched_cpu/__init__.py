@@ -13,5 +13,5 @@ def open_backend() -> Backend:
         "cpu",
         lambda index: CpuDevice(index, settings),
         limit=MAX_DEVICES,
-        contract_version=(1, 6),
+        contract_version=(1, 7),
     )

@@ -83,6 +83,7 @@ def cpu_facts(index: int, settings: CpuSettings) -> DeviceFacts:
         processor=HOST_PROCESSOR,
         is_async=not settings.sync,
         snapshots_uploads=settings.sync,
+        takes_expert_ranges=True,
         imports_host_memory=True,
         reads_peers=True,
         rounds_to_8_bits=settings.activations == "auto" and is_compiled,

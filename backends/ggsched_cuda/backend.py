@@ -23,7 +23,7 @@ class CudaBackend:
     """
 
     name: Final = "cuda"
-    contract_version: Final = (1, 6)
+    contract_version: Final = (1, 7)
 
     def __init__(self) -> None:
         self._found = driver.find_gpus()

@@ -63,6 +63,7 @@ def facts_of(
         has_events=True,
         is_async=True,
         is_deterministic=True,
+        takes_expert_ranges=True,
         reads_peers=reads_peers,
         precision=precision,
         ops=supported_ops("cuda", has_f64=True),

@@ -31,7 +31,7 @@ class GgmlBackend:
     """
 
     name: Final = "ggml"
-    contract_version: Final = (1, 6)
+    contract_version: Final = (1, 7)
     conformance_harness: Final = HARNESS
 
     def __init__(self) -> None:

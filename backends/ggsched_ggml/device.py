@@ -14,7 +14,6 @@ from ggsched.backend.processors import usable_processors
 from ggsched.backend.program import BoundNode
 from ggsched.backend.program_body import Steps
 from ggsched.backend.protocols import HostMemory, Stream
-from ggsched.backend.sample_nodes import sample_node
 from ggsched.backend.timing import Clock
 from ggsched.errors import OutOfDeviceMemory
 from ggsched.ir.dtype import DType
@@ -24,6 +23,7 @@ from ggsched_ggml.driver import Handle, Library, Props, own_function, properties
 from ggsched_ggml.lowering import FUSIONS, LOWERINGS, GraphMaker, Unlowered
 from ggsched_ggml.memory import BackendStream, Memory, allocate, imported
 from ggsched_ggml.program import steps_of
+from ggsched_ggml.sample_nodes import sample_node
 
 MAX_STREAMS: Final = 16
 KINDS: Final[tuple[Kind, ...]] = ("cpu", "gpu", "integrated", "accelerator", "accelerator")
@@ -59,6 +59,7 @@ def facts_of(library: Library, handle: Handle, props: Props, name: str) -> Devic
         snapshots_uploads=False,
         is_deterministic=props.type == CPU,
         rounds_to_8_bits=True,
+        takes_expert_ranges=True,  # by reference
         imports_host_memory=is_host and props.buffer_from_host_ptr,
         fusions=FUSIONS,
         reference_ops=frozenset(rest),

@@ -28,7 +28,7 @@ class OpenClBackend:
     """
 
     name: Final = "opencl"
-    contract_version: Final = (1, 6)
+    contract_version: Final = (1, 7)
 
     def __init__(self) -> None:
         found = driver.find_devices()

@@ -62,6 +62,7 @@ def facts_of(index: int, found: DeviceInfo) -> DeviceFacts:
         has_events=True,
         is_async=True,
         is_deterministic=True,
+        takes_expert_ranges=True,
         imports_host_memory=found.maps_host_memory,
         ops=supported_ops("opencl", has_f64=found.has_f64),
         fusions=supported_fusions(profile),

@@ -10,7 +10,7 @@ from ggsched.backend.fill import check_pattern
 from ggsched.backend.program import BoundNode, Operand, OperandMemory
 from ggsched.backend.protocols import Buffer, Device, Event, HostMemory, Stream
 from ggsched.errors import OutOfDeviceMemory, UsageError
-from ggsched.topology.caps import DeviceFacts, offers, reads_peer
+from ggsched.topology.caps import DeviceFacts, lacking, reads_peer
 
 
 def closed_error(what: str) -> UsageError:
@@ -203,13 +203,13 @@ def check_compile(device: Device, nodes: Sequence[BoundNode], stream: Stream) ->
             f"the stream belongs to {stream.device.facts.name}",
             where=f"{device.facts.name} compile",
         )
-    ops = device.facts.ops
     for node in nodes:
         kind = node.inputs[0].dtype.name if node.inputs else node.output.dtype.name
-        if not offers(ops, node.op, kind):
+        if missing := lacking(device.facts, node.op, kind, node.params.get("of")):
             raise UsageError(
                 f"{device.facts.name} does not support {node.op} of {kind}",
                 where=node.label,
+                why=f"it does not declare {missing}",
                 hint="place the node on a device whose facts name it",
             )
         if node.group is not None and node.group.pattern not in device.facts.fusions:

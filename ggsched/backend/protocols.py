@@ -26,7 +26,7 @@ from ggsched.topology.caps import DeviceFacts, WaitPath
 Version = tuple[int, int]
 """Major and minor version of the contract."""
 
-CONTRACT_VERSION: Final[Version] = (1, 6)
+CONTRACT_VERSION: Final[Version] = (1, 7)
 """The newest version; a plug-in of another major version is refused."""
 
 MEMBERS_SINCE: Final[Mapping[str, Version]] = {"Stream.fill": (1, 1)}

@@ -20,7 +20,7 @@ from ggsched.ir.graph import Graph
 from ggsched.passes.memory.rings import Slots
 from ggsched.passes.split import OperandPolicy
 from ggsched.plan.placement import Placement
-from ggsched.topology.caps import offers
+from ggsched.topology.caps import lacking
 from ggsched.topology.cost import MachineRates, guessed_rates
 from ggsched.topology.model import Topology
 
@@ -219,8 +219,8 @@ def _verify_devices(graph: Graph, topology: Topology, placement: Placement) -> N
             raise PlanError(f"placed on {show('device', choice.device)}, no device", where=where)
         facts = topology.devices[choice.device]
         first = graph.tensors[node.tensors[0]]
-        if not offers(facts.ops, node.op, first.dtype.name):
-            why = f"it does not support {node.op} of {first.dtype}"
+        if missing := lacking(facts, node.op, first.dtype.name, node.params.get("of")):
+            why = f"it does not support {node.op} of {first.dtype}: {missing} is not declared"
             raise PlanError(f"placed on {facts.name}", where=where, why=why)
         home = placement.homes.get(graph.tensors[node.output].storage)
         if home != choice.device:

@@ -22,7 +22,7 @@ from ggsched.plan.fusions import Fusion
 from ggsched.plan.memory import Arena
 from ggsched.plan.splits import HOST, Value
 from ggsched.sanitize.report import Finding, instead
-from ggsched.topology.caps import offers
+from ggsched.topology.caps import lacking
 from ggsched.topology.model import Topology
 
 _HOST_COMMAND: Final = -1
@@ -372,9 +372,9 @@ def node_devices(plan: Plan, graph: Graph) -> Iterator[Mismatch]:
     """A device offers the ops of its nodes."""
     for node, choice in zip(graph.nodes, plan.placement.choices, strict=True):
         facts, dtype = plan.devices[choice.device], graph.tensors[node.tensors[0]].dtype.name
-        if not offers(facts.ops, node.op, dtype):
+        if missing := lacking(facts, node.op, dtype, node.params.get("of")):
             subject = f"the device of {show('node', node.id)}"
-            yield Mismatch(subject, facts.name, f"one with {node.op}:{dtype}")
+            yield Mismatch(subject, facts.name, f"one with {missing}")
 
 
 RELATIONS: Final[Mapping[str, Callable[[Plan], Iterator[Mismatch]]]] = {

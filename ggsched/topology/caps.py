@@ -198,6 +198,15 @@ class DeviceFacts:
             drawn=("f32",),
         ),
     ] = "f32"
+    takes_expert_ranges: Annotated[
+        bool,
+        Capability(
+            "`mul_mat_id` and `add_id` take `first` and `of`: a table of some of the rows",
+            ("LCH-3",),
+            needs={"expert ranges": (True, "its tables have all the rows that ids name")},
+            drawn=(True,),
+        ),
+    ] = False
     imports_host_memory: Annotated[
         bool,
         Capability(
@@ -319,6 +328,14 @@ def offers(ops: frozenset[str], op: str, dtype: str) -> bool:
         return True
     library, dot, _ = op.partition(".")
     return bool(dot) and f"{library}.*" in ops
+
+
+def lacking(facts: DeviceFacts, op: str, dtype: str, of: object) -> str:
+    """Return what a device does not declare of what a node needs; see ``mul_mat_id`` for ``of``."""
+    if not offers(facts.ops, op, dtype):
+        return op_key(op, dtype)
+    is_range = of and op in ("mul_mat_id", "add_id")
+    return "takes_expert_ranges" if is_range and not facts.takes_expert_ranges else ""
 
 
 def runs_by_reference(facts: DeviceFacts, op: str) -> bool:

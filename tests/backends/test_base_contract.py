@@ -9,9 +9,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import Buffer, Device, Event, Stream
 from ggsched.errors import DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched_cpu.program import Calls
+from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import (
     KINDS,
     TIMEOUT_S,
@@ -259,6 +261,16 @@ def test_unknown_op(device, stream):
     odd = node("add", [vector(buffer, 4)] * 2, vector(buffer, 4))
     with pytest.raises(UsageError, match="does not support"):
         device.compile([type(odd)(0, "conv", odd.inputs, odd.output, {}, "n0 conv")], stream)
+
+
+@pytest.mark.parametrize("op", ["mul_mat_id", "add_id"])
+def test_experts_of_which_some_are_elsewhere(op):
+    """A device that does not declare them refuses them."""
+    (old,) = SimWorld([SimConfig(takes_expert_ranges=False)]).open_all()
+    operand = vector(old.allocate(16), 4)
+    asked = BoundNode(0, op, (operand,) * 3, operand, {"first": 1, "of": 5}, "n0")
+    with pytest.raises(UsageError, match="does not declare takes_expert_ranges"):
+        old.compile([asked], old.create_stream())
 
 
 def test_program_of_another_stream(device, stream):

@@ -37,7 +37,7 @@ COMBINATIONS = {
     "commands run behind a failed one, transfer queues": SimConfig(
         runs_after_faults=True, transfer_queues=2, copy_order="barrier", waits="thread"
     ),
-    "not deterministic": SimConfig(is_deterministic=False),
+    "not deterministic": SimConfig(is_deterministic=False, takes_expert_ranges=False),
     "little memory": SimConfig(memory_nbytes=1 << 26, max_allocation_nbytes=1 << 25, alignment=256),
     "as little as there can be": SimConfig(
         has_events=False,

@@ -232,6 +232,18 @@ def test_the_way_that_fits_and_takes_less_time_is_chosen(ff, count, memory_gib, 
     assert ("more than there is" in reason) == (memory_gib < 1)
 
 
+def test_devices_that_take_all_experts_or_none_have_columns_of_them():
+    """Those that were written before ignore which experts a weight has."""
+    old = replace(facts(2)[1], takes_expert_ranges=False)
+    devices, asked = [facts(2)[0], old], SessionOptions(split_mode="tensor")
+    sharing = Sharing.of(qwen3moe(), devices, asked)
+    assert not sharing.is_by_expert
+    assert f"{old.name} takes all experts or none" in sharing.why
+    for experts in (ExpertOptions("on"), ExpertOptions(split=read_expert_split("0:0-63,1:64-127"))):
+        with pytest.raises(UsageError, match=f"{old.name}.*takes_expert_ranges"):
+            Sharing.of(qwen3moe(), devices, replace(asked, experts=experts))
+
+
 # --- refusals -----------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 from itertools import pairwise
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 from ggsched.errors import PlanError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
+from ggsched.passes.pipeline import make_plan
 from ggsched.passes.place import Constraints, verify_placement
 from ggsched.passes.placement import ggml
 from ggsched.passes.placement.ggml import place
 from ggsched.passes.split import split
+from ggsched.sanitize import check_plan
 from ggsched_testing.generators.strategies import graphs
 from ggsched_testing.generators.topologies import constraints, topologies
 from tests.passes.machines import NBYTES, N, device, machine, pinned
@@ -72,6 +75,27 @@ class TestPins:
         topology = machine(device("gpu:0", lacks=["gelu"]), "cpu:0")
         with pytest.raises(PlanError, match="pinned to gpu:0, which does not support the nodes"):
             place(SIX, topology, Constraints(pins={1: 0}))
+
+    @pytest.mark.parametrize("op", ["mul_mat_id", "add_id"])
+    def test_of_experts_of_which_some_are_elsewhere(self, op):
+        """A device that was written before ignores ``of``: it never gets such a node."""
+        g = GraphBuilder()
+        x, w = g.input("x", (1, 1, N)), g.weight("w", (3, N, N) if op == "mul_mat_id" else (3, N))
+        operands = (w, x) if op == "mul_mat_id" else (x, w)
+        graph = g.build(g.op(op, *operands, g.input("ids", (1, 1), I32), first=1, of=5))
+        old = replace(device("gpu:0"), takes_expert_ranges=False)
+        able = replace(device("cpu:0"), takes_expert_ranges=True)
+        topology = machine(old, able)
+        assert devices(placed(graph, topology, Constraints(homes={"w": 0}))) == [1]
+        for there, wanted in ((topology, pinned(0)), (machine(old), Constraints())):
+            with pytest.raises(PlanError, match="takes_expert_ranges"):
+                place(graph, there, wanted)
+        plan = make_plan(graph, topology)
+        assert check_plan(plan, graph=graph).is_clean
+        plan = msgspec.structs.replace(
+            plan, devices=(old, replace(able, takes_expert_ranges=False))
+        )
+        assert "one with takes_expert_ranges" in str(check_plan(plan, graph=graph).findings)
 
     def test_a_home_is_not_called_a_pin(self):
         g = GraphBuilder()

@@ -135,6 +135,8 @@ def lch3_ids_among_many(w: TestContext) -> None:
 @case(
     "LCH-3",
     "Rows become 0 whose experts are elsewhere; where rows of biases are, nothing is added.",
+    "expert ranges",
+    since=(1, 7),
 )
 def lch3_experts_elsewhere(w: TestContext) -> None:
     q = w.stream()

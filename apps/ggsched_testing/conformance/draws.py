@@ -12,7 +12,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.ops import OPS, operand_dtypes
 from ggsched.ir.tensor import Tensor
 from ggsched.ops.elementwise import BINARY, GATED, UNARY
-from ggsched.topology.caps import DeviceFacts, offers
+from ggsched.topology.caps import DeviceFacts, lacking
 from ggsched_testing.generators.graph_gen import LONGEST_ROW, GraphGenerator
 from ggsched_testing.generators.graph_gen_ops import STEPS
 from ggsched_testing.generators.graph_gen_views import draw_view
@@ -52,7 +52,8 @@ def graphs_with(
 def is_declared(graph: Graph, facts: DeviceFacts) -> bool:
     """Return whether a device declares every op of a graph (LCH-3)."""
     first = [graph.tensors[n.tensors[0]].dtype.name for n in graph.nodes]
-    return all(offers(facts.ops, n.op, t) for n, t in zip(graph.nodes, first, strict=True))
+    asked = [(n.op, t, n.params.get("of")) for n, t in zip(graph.nodes, first, strict=True)]
+    return not any(lacking(facts, *node) for node in asked)
 
 
 def declared_types(facts: DeviceFacts) -> Iterator[tuple[str, DType]]:

@@ -26,6 +26,7 @@ SIM_CAPABILITIES: Final[Mapping[str, Any]] = {
     "has_events": True,
     "is_async": True,
     "is_deterministic": True,
+    "takes_expert_ranges": True,
     "ops": SIM_OPS,
     "fusions": frozenset(PATTERNS),
 }

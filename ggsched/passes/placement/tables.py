@@ -6,12 +6,19 @@ runs where the storage lives, so no write can be lost.
 
 from ggsched.errors import PlanError
 from ggsched.ids import show
-from ggsched.ir.graph import Graph
+from ggsched.ir.graph import Graph, Node
 from ggsched.ir.tensor import Role
 from ggsched.passes.place import Constraints
 from ggsched.plan.placement import Cause, Placement, PlacementChoice
-from ggsched.topology.caps import offers, op_key
+from ggsched.topology.caps import lacking
 from ggsched.topology.model import Topology
+
+_Asked = tuple[str, str, object]
+"""What ``lacking`` takes."""
+
+
+def _asked(graph: Graph, node: Node) -> _Asked:
+    return node.op, graph.tensors[node.inputs[0]].dtype.name, node.params.get("of")
 
 
 class PlacementTables:
@@ -42,31 +49,29 @@ class PlacementTables:
 
 def _able(graph: Graph, topology: Topology, out: list[int]) -> list[int]:
     """Return for each storage a bit mask of the devices that support all nodes writing it."""
-    masks: dict[tuple[str, str], int] = {}
+    masks: dict[_Asked, int] = {}
     able = [(1 << len(topology.devices)) - 1] * len(graph.tensors)
-    tensors = graph.tensors
     for node, storage in zip(graph.nodes, out, strict=True):
-        asked = node.op, tensors[node.inputs[0]].dtype.name
+        asked = _asked(graph, node)
         mask = masks.get(asked)
         if mask is None:
-            mask = sum(1 << i for i, d in enumerate(topology.devices) if offers(d.ops, *asked))
+            mask = sum(1 << i for i, d in enumerate(topology.devices) if not lacking(d, *asked))
             masks[asked] = mask
         able[storage] &= mask
         if not able[storage]:
-            raise _nobody_can(graph, topology, out, storage, asked)
+            raise _nobody_can(graph, topology, out, node)
     return able
 
 
-def _nobody_can(
-    graph: Graph, topology: Topology, out: list[int], storage: int, asked: tuple[str, str]
-) -> PlanError:
+def _nobody_can(graph: Graph, topology: Topology, out: list[int], last: Node) -> PlanError:
+    storage = out[last.id]
     writers = [n for n, s in zip(graph.nodes, out, strict=True) if s == storage]
     names = ", ".join(d.name for d in topology.devices)
-    if len(writers) == 1 or not any(offers(d.ops, *asked) for d in topology.devices):
-        node = next(n for n in writers if (n.op, graph.tensors[n.inputs[0]].dtype.name) == asked)
+    missing = [lacking(d, *_asked(graph, last)) for d in topology.devices]
+    if len(writers) == 1 or all(missing):
         return PlanError(
-            f"no device supports {op_key(*asked)}",
-            where=graph.label(node),
+            f"no device supports {max(missing, key=len)}",
+            where=graph.label(last),
             hint=f"devices: {names}; add one that does, e.g. cpu:0",
         )
     labels = ", ".join(graph.label(n) for n in writers[:4])
@@ -123,19 +128,15 @@ def _cannot_pin(work: PlacementTables, storage: int, choice: PlacementChoice) ->
         return PlanError(
             f"pinned to {name} and to {other}", where=where, hint="remove one of the pins"
         )
-    asked = (
-        (node, (node.op, work.graph.tensors[node.inputs[0]].dtype.name))
-        for node, out in zip(work.graph.nodes, work.out, strict=True)
-        if out == storage
-    )
-    ops = work.topology.devices[device].ops
-    node, lacking = next((node, op) for node, op in asked if not offers(ops, *op))
+    writers = (n for n, s in zip(work.graph.nodes, work.out, strict=True) if s == storage)
+    asked = ((n, lacking(work.topology.devices[device], *_asked(work.graph, n))) for n in writers)
+    node, missing = next((n, what) for n, what in asked if what)
     able = [d.name for i, d in enumerate(work.topology.devices) if work.able[storage] >> i & 1]
     return PlanError(
         f"{'its home is' if choice.cause == 'owner' else 'pinned to'} {name}, which does not "
         "support the nodes that write it",
         where=where,
-        why=f"{work.graph.label(node)} needs {op_key(*lacking)}",
+        why=f"{work.graph.label(node)} needs {missing}",
         hint=f"these do: {', '.join(able)}",
     )
 
