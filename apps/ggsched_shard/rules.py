@@ -73,7 +73,7 @@ def decide(node: Node, operands: Sequence[Operand]) -> Decision | None:
 
 
 KEEPS_ZEROS: Final = frozenset(
-    {"add", "sub", "mul", "silu", "gelu", "relu", "tanh", "swiglu", "swiglu_oai"}
+    {"add", "sub", "mul", "silu", "gelu", "tanh", "swiglu", "swiglu_oai"}
 )
 """Ops of which the result is 0 where all operands are."""
 

@@ -1,14 +1,17 @@
 """Sharded graphs compute what the graph computes, whatever is split, and parts are in place."""
 
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
-from ggsched.errors import PlanError
+from ggsched.errors import GraphError, PlanError
 from ggsched.ir import GraphBuilder
+from ggsched.ir.dtype import I32
+from ggsched.ir.ops import op_by_name
 from ggsched.ir.tensor import Role
 from ggsched.passes.cost.work_size import node_work
 from ggsched.sanitize import check_plan
@@ -19,6 +22,7 @@ from ggsched_shard.layout import Cuts, Split, Whole, Window, even_parts
 from ggsched_shard.names import name_of, part_of
 from ggsched_shard.place import ByParticipant
 from ggsched_shard.rewrite import Shards, shard_graph
+from ggsched_shard.rules import KEEPS_ZEROS
 from ggsched_testing.generators.expert_graphs import expert_graph, expert_names, expert_values
 from ggsched_testing.generators.strategies import ATOL, RTOL, graphs, seeds, values_for
 from ggsched_testing.generators.topologies import ALL_OPS
@@ -310,6 +314,74 @@ def test_experts_are_computed_where_they_are_and_added_up_once(drawn, seed):
         isinstance(shards.layout(f"blk.{i}.ffn_up_exps.weight"), Split) for i in range(2)
     )
     assert len(sums) == split_layers
+
+
+@pytest.mark.parametrize("op", sorted(KEEPS_ZEROS))
+def test_ops_that_keep_zeros(op):
+    g = GraphBuilder()
+    operands = [g.input(name, (2, 4)) for name in ("x", "y")[: len(op_by_name(op).operands)]]
+    graph = g.build(g.op(op, *operands))
+    (found,) = run_oracle(graph, {t.name: np.zeros((2, 4), "f") for t in operands}).values()
+    assert not found.any()
+
+
+@st.composite
+def graphs_of_rows(draw):
+    """Return a graph of experts of ids with any ops between, and who has which of them."""
+    members, experts = draw(st.integers(2, 3)), draw(st.integers(3, 5))
+    g, layouts = GraphBuilder(), {}
+    shape = draw(st.integers(1, 3)), draw(st.integers(1, 2)), 4
+    ids = [g.input(f"ids{i}", shape[:2], I32) for i in range(2)]
+    whole = g.input("whole", shape)
+    cut = draw(st.integers(1, experts - 1))
+    ends = (cut, experts - cut), (experts - cut, cut)
+    splits = [Split(0, (own + (0,) * (members - 2),)) for own in ends]
+
+    def experts_of(*inner):
+        name = f"w{len(layouts)}"
+        layouts[name] = splits[not draw(st.integers(0, 4))]
+        return g.weight(name, (experts, *inner))
+
+    made = [g.mul_mat_id(experts_of(4, 4), g.input("x", (shape[0], 1, 4)), ids[0])]
+    ways = {
+        "product": lambda a, _, i: g.mul_mat_id(experts_of(4, 4), a, i),
+        "bias": lambda a, _, i: g.add_id(a, experts_of(4), i),
+        "shared bias": lambda a, *_: g.add(a, g.weight(f"b{len(g.tensors)}", (4,))),
+        "scale": lambda a, *_: g.scale(a, 0.5, bias=draw(st.sampled_from([0.0, 1.0]))),
+        "view": lambda a, *_: g.cont(g.permute(a, 0, 2, 1)),
+        "back": lambda a, *_: g.permute(g.cont(g.permute(a, 0, 2, 1)), 0, 2, 1),
+        **{op: lambda a, *_, op=op: g.op(op, a) for op in ("silu", "tanh", "sigmoid", "cont")},
+        **{op: lambda a, b, _, op=op: g.op(op, a, b) for op in ("add", "mul", "swiglu_oai")},
+        **{f"whole {op}": lambda a, *_, op=op: g.op(op, a, whole) for op in ("add", "mul", "div")},
+    }
+    for _ in range(draw(st.integers(1, 6))):
+        way = ways[draw(st.sampled_from(sorted(ways)))]
+        with suppress(GraphError):  # of another shape
+            chosen = ids[not draw(st.integers(0, 4))]
+            a, b = (draw(st.sampled_from(made)) for _ in range(2))
+            made.append(way(a, b, chosen))
+    return g.build(made[-1]), Shards(members, layouts), experts
+
+
+@given(graphs_of_rows(), seeds())
+def test_ops_between_experts_change_no_result(drawn, seed):
+    """Rows of experts that are elsewhere are used as 0 only as long as they are 0."""
+    graph, shards, experts = drawn
+    try:
+        sharded = shard_graph(graph, shards)
+    except PlanError:
+        reject()  # parts of weights are not joined
+    rng = np.random.default_rng(seed)
+    values = {
+        t.name: rng.integers(0, experts, t.shape).astype(np.int32)
+        if t.dtype is I32
+        else rng.uniform(0.5, 1.5, t.shape).astype(np.float32)
+        for t in (*graph.roots(Role.INPUT), *graph.roots(Role.WEIGHT))
+    }
+    wanted = run_oracle(graph, values)
+    found = run_oracle(sharded.graph, parts_of(values, graph, shards))
+    for old, tid in sharded.tensor_of.items():
+        np.testing.assert_allclose(found[tid], wanted[old], rtol=RTOL, atol=ATOL)
 
 
 def test_experts_of_which_a_participant_has_two_ranges_are_refused():
