@@ -168,6 +168,10 @@ def find_alone(
         cache = homes.get(f"blk.{layer}.k_cache")
         if cache is not None and f"blk.{layer}.attn_sinks.weight" in spec.weights:
             homes.setdefault(f"blk.{layer}.attn_sinks.weight", (cache[0], "where its cache is"))
+    for name, (home, _) in tuple(homes.items()):  # a bias of some experts is added to no whole row
+        bias = name.removesuffix("weight") + "bias"
+        if expert_block_of(name) is not None and bias in spec.weights:
+            homes.setdefault(bias, (home, "where its weight is"))
     patterns = [rule.pattern.pattern for rule in offload.overrides]
     unused = tuple(pattern for i, pattern in enumerate(patterns) if i not in used)
     return Alone(homes, n_host, unused)

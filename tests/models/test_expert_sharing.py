@@ -20,7 +20,7 @@ from ggsched_llm.expert_sharing import (
     read_expert_split,
 )
 from ggsched_llm.load import load_model
-from ggsched_llm.offload import Offload, copied_output
+from ggsched_llm.offload import Offload, OverrideRule, copied_output
 from ggsched_llm.session import Session, SessionOptions
 from ggsched_llm.sharing import Sharing
 from ggsched_shard.layout import Split
@@ -174,6 +174,23 @@ def test_beside_experts_on_the_cpu(devices):
         layout = session.sharing.shards.layout("blk.1.ffn_up_exps.weight")
     assert homes["blk.0.ffn_up_exps.weight"] == 2
     assert layout.extent(0) == 3 * layout.extent(1)
+
+
+@settings(max_examples=max(4, settings().max_examples // 10))
+@given(st.data())
+def test_any_tensor_of_experts_on_any_device(devices, data):
+    """Whatever ``-ot`` names lives whole where it says, beside experts by expert."""
+    with np.load(ORACLE / "gptoss-tiny-f32.npz") as arrays:
+        tokens, wanted = arrays["tokens_33"], arrays["logits_33"]
+    model, names = load_model(ORACLE / "gptoss-tiny-f32.gguf"), ("sim:0", "sim:1", "cpu:0")
+    parts = [n for n in model.spec.weights if "_exps." in n]
+    chosen = data.draw(st.sets(st.sampled_from(parts), min_size=1, max_size=4))
+    overrides = tuple(
+        OverrideRule(re.compile(f"^{re.escape(part)}$"), data.draw(st.sampled_from(names)))
+        for part in sorted(chosen)
+    )
+    with by_expert(model, devices(names), offload=Offload(overrides=overrides)) as session:
+        assert_close(session.feed(tokens, all_logits=True), wanted, None)
 
 
 # --- which way ----------------------------------------------------------------------------
