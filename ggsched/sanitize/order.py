@@ -189,7 +189,9 @@ class HappensBefore:
         Args:
             threads: By lane the one thread that enqueues all of its work; below zero of several.
         """
-        clocks = [self._hear(lane, by) for lane, by in threads.items()]
+        clocks = [list(self._clocks[lane]) for lane in threads]  # the lanes hear nothing by that
+        for clock, by in zip(clocks, threads.values(), strict=True):
+            join(clock, self._clocks[self._lanes[by][0]] if by >= 0 else clock)
         chunks = ({id(chunk): chunk for chunk in column} for column in zip(*clocks, strict=True))
         return [list(map(min, *some.values(), *some.values())) for some in chunks]
 

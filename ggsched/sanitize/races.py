@@ -259,8 +259,11 @@ class _Walk:
         self.races = Races(self.order, {space: AccessMap() for space in shared}, self._later)
         self._threads = self._enqueuers(stream)
         self._script: list[tuple[int, Event, Sequence[Span], Sequence[Span]]] = []
-        # Of a queue that another thread waits for each command counts: it follows its own thread.
-        are_all = sum(actor.is_host for actor in stream.actors) > 1
+        # Each command of a queue counts, since it hears its thread, where another thread waits for
+        # the queue or nobody knows who has enqueued what comes later.
+        hosts = {i for i, actor in enumerate(stream.actors) if actor.is_host}
+        by = {e.by for e in stream.events if e.kind != "alloc" and e.actor not in hosts}
+        are_all = len(hosts) > 1 or NOBODY in by
         for i, event in enumerate(stream.events):
             writes = event.writes and [s for s in event.writes if s[0] in shared]
             reads = event.reads and [s for s in event.reads if s[0] in shared]

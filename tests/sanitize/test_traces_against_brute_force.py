@@ -21,23 +21,35 @@ from ggsched.trace.schema import (
 )
 
 HOSTS = 2
-ACTORS = tuple(
-    Actor(i, f"A{i}", "host" if i < HOSTS else "stream", "" if i < HOSTS else "gpu:0")
-    for i in range(HOSTS + 3)
-)
-STREAMS = st.integers(HOSTS, len(ACTORS) - 1)
+COUNT = 5
 BLOCK, BLOCKS = 4, 3
+
+
+def actors_of(hosts):
+    """Return as many threads, and streams."""
+    return tuple(
+        Actor(i, f"A{i}", "host" if i < hosts else "stream", "" if i < hosts else "gpu:0")
+        for i in range(COUNT)
+    )
+
+
+ACTORS = actors_of(HOSTS)
 
 
 @st.composite
 def traces(draw):
-    """Two threads and three streams touch blocks of one address space, which are used again."""
+    """One or two threads and some streams touch blocks of an address space, which are used again.
+
+    Of one thread it may be known that it enqueues everything.
+    """
     alive, records, count = {}, [], 0
+    hosts, least = draw(st.sampled_from([(1, 0), (1, NOBODY), (HOSTS, NOBODY)]))
+    streams, threads = st.integers(hosts, COUNT - 1), st.integers(least, hosts - 1)
 
     def begin(block):
         nonlocal count
         new = Alloc(
-            draw(st.integers(0, len(ACTORS) - 1)),
+            draw(st.integers(0, COUNT - 1)),
             count,
             f"m{count}",
             BLOCK * draw(st.integers(1, BLOCKS - block)),
@@ -47,7 +59,7 @@ def traces(draw):
         )
         for block_of, old in list(alive.items()):
             if old.address < new.address + new.nbytes and new.address < old.address + old.nbytes:
-                records.append(Free(draw(STREAMS), old.memory, draw(BY)))
+                records.append(Free(draw(streams), old.memory, draw(threads)))
                 del alive[block_of]
         alive[block] = new
         records.append(new)
@@ -66,25 +78,22 @@ def traces(draw):
         verb = draw(st.sampled_from(["work"] * 5 + ["record", "wait", "sync", "begin"]))
         number = draw(st.integers(0, 2))
         if verb == "work":
-            actor, by = draw(STREAMS), draw(BY)
+            actor, by = draw(streams), draw(threads)
             if draw(st.integers(0, 4)) == 0:
-                actor, by = draw(st.integers(0, HOSTS - 1)), NOBODY
+                actor, by = draw(st.integers(0, hosts - 1)), NOBODY
             records.append(Work(actor, "w", by, accesses(), accesses()))
         elif verb == "record":
-            records.append(Record(draw(STREAMS), number, draw(BY)))
+            records.append(Record(draw(streams), number, draw(threads)))
         elif verb == "wait":
-            records.append(Wait(draw(STREAMS), number, draw(BY)))
+            records.append(Wait(draw(streams), number, draw(threads)))
         elif verb == "sync":
-            target = draw(st.none() | STREAMS)
+            target = draw(st.none() | streams)
             known = number if draw(st.booleans()) and target is not None else None
             target = None if known is not None else target
-            records.append(Sync(draw(st.integers(0, HOSTS - 1)), event=known, stream=target))
+            records.append(Sync(draw(st.integers(0, hosts - 1)), event=known, stream=target))
         else:
             begin(draw(st.integers(0, BLOCKS - 1)))
-    return Trace("drawn", ACTORS, tuple(records), events="latest")
-
-
-BY = st.integers(NOBODY, HOSTS - 1)
+    return Trace("drawn", actors_of(hosts), tuple(records), events="latest")
 
 
 def racing_pairs(trace):
@@ -107,7 +116,7 @@ def racing_pairs(trace):
             if entry.event is not None:
                 mine |= events.get(entry.event, set())
             else:
-                for stream in range(HOSTS, len(ACTORS)):
+                for stream in (a.id for a in trace.actors if a.kind == "stream"):
                     mine |= known[stream] if entry.stream in (None, stream) else set()
         else:
             spans = (
@@ -176,3 +185,49 @@ def test_what_the_last_work_of_a_stream_does_not_know_is_kept_until_its_end(monk
         ),
     )
     assert {(f.earlier.command, f.later.command) for f in check_trace(trace).findings} == {(1, 4)}
+
+
+def races_of(trace):
+    return {(f.earlier.command, f.later.command) for f in check_trace(trace).findings}
+
+
+def two_memories():
+    for i in (0, 1):
+        yield Alloc(0, i, f"m{i}", 8, is_defined=True, space="pool", address=8 * i)
+
+
+def test_work_on_another_memory_hears_its_thread_too():
+    """What a stream is given later, nobody knows by whom, comes after that work."""
+    trace = Trace(
+        "heard",
+        actors_of(1),
+        (
+            *two_memories(),
+            Work(1, "w", 0, (), (Access(0, 0, 4),)),
+            Sync(0, stream=1),
+            Work(2, "no access", 0),
+            Work(1, "w", 0, (), (Access(0, 4, 8),)),
+            Work(2, "r", NOBODY, (Access(0, 0, 8),)),
+        ),
+    )
+    assert racing_pairs(trace) == races_of(trace) == {(5, 6)}
+
+
+def test_to_forget_tells_a_stream_nothing_of_its_thread(monkeypatch):
+    """Whoever waits for the stream before its next work does not know what the thread knows."""
+    monkeypatch.setattr("ggsched.sanitize.races.FORGET_ABOVE", (0, 0))
+    a, b, c = range(HOSTS, HOSTS + 3)
+    trace = Trace(
+        "told",
+        ACTORS,
+        (
+            *two_memories(),
+            Work(a, "w", 0, (), (Access(0, 0, 4),)),
+            Sync(0, stream=a),
+            Work(c, "w", 1, (), (Access(0, 4, 6),)),
+            Sync(1, stream=b),
+            Work(1, "w", NOBODY, (), (Access(0, 0, 4),)),
+            Work(b, "r", 0, (Access(1, 0, 4),)),
+        ),
+    )
+    assert racing_pairs(trace) == races_of(trace) == {(2, 6)}
