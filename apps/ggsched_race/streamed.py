@@ -17,7 +17,7 @@ from ggsched.sanitize.from_trace import memory_of, without_events
 from ggsched.sanitize.races import MAX_RACES, Clash
 from ggsched.sanitize.screen import Screen
 from ggsched.trace.export import Header, header_and_lines
-from ggsched.trace.schema import Alloc, Entry, Record, Sync, Trace, Wait, Work
+from ggsched.trace.schema import NOBODY, Alloc, Entry, Record, Sync, Trace, Wait, Work
 from ggsched_race.live_races import LiveRaces
 from ggsched_race.trace_notes import Note, Notes, header_notes, line_at
 
@@ -72,7 +72,8 @@ def follow_lines(data: bytes, file: str) -> Streamed | None:
     Returns:
         None of a trace of which more than races is to be decided: it names what is not there, has
         frees, captures or barriers, contents, addresses, devices with an order of their own, or
-        lines that are no records.
+        lines that are no records; and None of one that does not say who enqueues, since accesses
+        are forgotten that all later work of a known thread comes after.
 
     Raises:
         UsageError: the header is not that of a trace.
@@ -81,6 +82,7 @@ def follow_lines(data: bytes, file: str) -> Streamed | None:
     if not _is_simple(header):
         return None
     places, memories = array("q"), dict[int, Note]()
+    are_hosts = {actor.id: actor.kind == "host" for actor in header.actors}
     stream = without_events(Trace(header.name, header.actors, (), header.events))
     screen, note_of = Screen(stream), msgspec.json.Decoder(Note).decode
     for _, start, text in lines:
@@ -95,6 +97,8 @@ def follow_lines(data: bytes, file: str) -> Streamed | None:
             if note.place:
                 memories[note.memory] = note
             stream.memories[entry.memory] = memory_of(entry, entry.memory)
+        elif entry.by == NOBODY and not are_hosts.get(entry.actor):
+            return None
         screen.add(len(places), entry)
         if not screen.is_known:
             return None

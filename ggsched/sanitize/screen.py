@@ -161,7 +161,7 @@ class Screen:
         if not self._life.keys() >= {*memory}:
             return None
         facts = [self._memories[i] for i in memory]
-        if any(abs(m.address) + m.nbytes >= 1 << 62 for m in facts):
+        if any(max(abs(m.space), abs(m.address) + m.nbytes) >= 1 << 62 for m in facts):
             return None
         try:
             start, end = np.array(start, np.int64), np.array(end, np.int64)

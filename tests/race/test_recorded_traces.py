@@ -5,14 +5,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ggsched.errors import UsageError
 from ggsched.sanitize import check_trace
-from ggsched.trace.export import read_trace
-from ggsched.trace.schema import FORMAT, Record, Sync, Trace, Wait, Work
+from ggsched.trace.export import read_trace, trace_to_lines
+from ggsched.trace.schema import FORMAT, Access, Alloc, Free, Record, Sync, Trace, Wait, Work
 from ggsched_race import report
 from ggsched_race.report import check_program
 from ggsched_race.sarif import to_sarif
+from ggsched_race.streamed import follow_lines
+from tests.sanitize.test_traces_against_brute_force import traces
 
 TRACES = sorted((Path(__file__).parent.parent / "data" / "races").glob("*.jsonl"))
 BROKEN = [path for path in TRACES if path.stem.endswith("-broken")]
@@ -175,3 +179,37 @@ def test_a_field_of_the_wrong_type_is_an_error_in_records_and_in_notes(field):
     work = b'{"type":"work","actor":0,"label":"add",' + field.encode() + b"}"
     with pytest.raises(UsageError, match="not a trace"):
         check_program(b"\n".join([*lines, work]))
+
+
+# --- traces in lines, which are not kept ----------------------------------------------------------
+
+
+FIRST_NUMBERS = (0, -2, 1 << 53, (1 << 63) - 1, 1 << 63)
+
+
+def simple(trace, first):
+    """Return a trace of memory without addresses and frees, numbered from there on."""
+
+    def numbered(accesses):
+        return tuple(Access(a.memory + first, a.start, a.end) for a in accesses)
+
+    entries = []
+    for entry in trace.entries:
+        if isinstance(entry, Alloc):
+            changes = {"memory": entry.memory + first, "space": "", "address": 0}
+            entry = msgspec.structs.replace(entry, **changes)
+        elif isinstance(entry, Work):
+            changes = {"reads": numbered(entry.reads), "writes": numbered(entry.writes)}
+            entry = msgspec.structs.replace(entry, **changes)
+        if not isinstance(entry, Free):
+            entries.append(entry)
+    return msgspec.structs.replace(trace, entries=tuple(entries))
+
+
+@pytest.mark.parametrize("forget_above", [(0, 0), (512, 2)])
+@given(trace=st.builds(simple, traces(), st.sampled_from(FIRST_NUMBERS)))
+def test_races_of_lines_are_those_of_the_whole(forget_above, trace):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ggsched.sanitize.races.FORGET_ABOVE", forget_above)
+        followed = follow_lines(trace_to_lines(trace), "t")
+        assert followed is None or bool(followed.races) != check_trace(trace).is_clean
