@@ -39,6 +39,7 @@ MOVED: Final = {
     "ggsched.passes.machines": "ggsched_cluster.machines",
     "ggsched.plan.tensor_locations": "ggsched_commands.tensor_locations",
     "ggsched.sanitize.from_parts": "ggsched_cluster.check_parts",
+    "ggsched.sanitize.live": "ggsched_race.live_races",
     "ggsched.trace.expected": "ggsched_commands.expected_trace",
     "ggsched.trace.perfetto": "ggsched_commands.perfetto",
     "ggsched.passes.shard": "ggsched_shard",
