@@ -4,7 +4,7 @@ Records are followed with clocks, and their accesses are compared in batches of 
 names the address spaces in which something may race; ``races`` looks at these alone and decides. A
 space that the screen does not name has no race: on each byte every access is compared with the
 write before it, and every read with the next write. Between batches only accesses are kept that
-have no later write, and of these not those that all later work comes after.
+have no later write, and of these not those that all later work comes after (docs/adr/0101-*).
 """
 
 from collections import deque
