@@ -154,6 +154,13 @@ _VIEWING: Final = (
 """Methods that return a view, some of them a copy where that cannot be."""
 _CHANGING: Final = ("byteswap", "partition", "put", "setfield", "sort")
 """Methods that change the array, or may."""
+_FOR_SHAPE: Final = frozenset(
+    {
+        *(np.zeros_like, np.ones_like, np.empty_like, np.full_like),
+        *(np.shape, np.ndim, np.size, np.result_type, np.shares_memory, np.may_share_memory),
+    }
+)
+"""Functions that read shape, type or address of their first arguments, and no element."""
 
 
 class TracedArray(np.ndarray[Any, Any]):
@@ -198,10 +205,10 @@ class TracedArray(np.ndarray[Any, Any]):
         self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kw: Any
     ) -> Any:
         writes = [*out] if method != "at" else [inputs[0]]
-        self._report(f"numpy {ufunc.__name__}", inputs, writes)
-        plain = [_plain(x) for x in inputs]
-        more = {"out": tuple(_plain(x) for x in out)} if out else {}
-        result = getattr(ufunc, method)(*plain, **more, **kw)
+        self._report(f"numpy {ufunc.__name__}", [*inputs, kw.get("where")], writes)
+        kw |= {"out": out} if out else {}
+        plain = {k: _unwrapped(v) for k, v in kw.items()}
+        result = getattr(ufunc, method)(*_unwrapped(inputs), **plain)
         return out[0] if len(out) == 1 else result
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -210,8 +217,17 @@ class TracedArray(np.ndarray[Any, Any]):
         writes += [kwargs["out"]] if kwargs.get("out") is not None else []
         found = [*_nested(args), *_nested(list(kwargs.values()))]
         reads = [x for x in found if all(x is not w for w in writes)]
-        self._report(f"numpy {func.__name__}", reads, writes)
-        return func(*_unwrapped(args), **{k: _unwrapped(v) for k, v in kwargs.items()})
+        label, plain = f"numpy {func.__name__}", {k: _unwrapped(v) for k, v in kwargs.items()}
+        if writes:
+            self._report(label, reads, writes)
+            return func(*_unwrapped(args), **plain)
+        result = func(*_unwrapped(args), **plain)
+        traced = {id(_owner(x)): x.accessed for x in _traced(reads)}
+        arrays = [x for x in _nested([result]) if isinstance(x, np.ndarray)]
+        if arrays and all(id(_owner(x)) in traced for x in arrays):  # views: nothing is read yet
+            return _retraced(result, traced)
+        self._report(label, reads if func not in _FOR_SHAPE else reads[1:])
+        return result
 
     def __reduce__(self) -> Any:
         return self._whole("pickle").__reduce__()
@@ -286,9 +302,14 @@ def converting(native: Callable[..., Any], tensor: type[Any]) -> Callable[..., A
 
     @wraps(native)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], tensor):
-            args = (args[0].numpy(), *args[1:])
-        found, value = native(*args, **kwargs), args[0] if args else None
+        key = next((k for k in ("object", "a") if k in kwargs), "")
+        value = args[0] if args else kwargs.get(key)
+        if isinstance(value, tensor):
+            value = value.numpy()
+            args, kwargs = ((value, *args[1:]), kwargs) if args else ((), {**kwargs, key: value})
+        found = native(*args, **kwargs)
+        for part in _traced(value) if isinstance(value, list | tuple) else ():
+            part._report(f"numpy {native.__name__}", [part])
         if isinstance(value, TracedArray) and value.accessed is not None:
             if _owner(found) is not _owner(value):
                 value._report(f"numpy {native.__name__}", [value])
@@ -318,5 +339,17 @@ def _plain(value: Any) -> Any:
 
 def _unwrapped(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(_unwrapped(v) for v in value)
+        plain = [_unwrapped(v) for v in value]
+        return plain if isinstance(value, list) else tuple(plain)  # its class may take other values
     return _plain(value)
+
+
+def _retraced(result: Any, traced: dict[int, Accessed | None]) -> Any:
+    """Return views, in lists and tuples, as arrays that are traced as those that they belong to."""
+    if isinstance(result, list | tuple):
+        views = [_retraced(x, traced) for x in result]
+        return views if isinstance(result, list) else tuple(views)
+    if isinstance(result, np.ndarray):
+        result, accessed = result.view(TracedArray), traced[id(_owner(result))]
+        result.accessed = accessed
+    return result

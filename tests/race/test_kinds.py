@@ -1,6 +1,7 @@
 """Programs of kinds that were once judged wrongly, each broken and mended, by the simulation."""
 
 import pickle
+from collections import namedtuple
 from copy import copy, deepcopy
 from operator import methodcaller
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
 from ggsched_race.watch import watch  # noqa: E402
 
 CUDA = torch.device("cuda")
+Shape = namedtuple("Shape", "rows columns")
 
 
 def verdict(program, mended):
@@ -50,6 +52,12 @@ READS = {
     "np.array": lambda a: np.array(a),
     "np.asarray, then a sum": lambda a: np.asarray(a).sum(),
     "np.ascontiguousarray": lambda a: np.ascontiguousarray(a[::2]),
+    "np.asarray by name, then a sum": lambda a: np.asarray(a=a).sum(),
+    "np.array of a list": lambda a: np.array([a, a]),
+    "a mask of a function": lambda a: np.add(1, 2, where=a.view(bool)[:8], out=np.zeros(8, int)),
+    "np.transpose, then a sum": lambda a: np.transpose(a).sum(),
+    "np.split, then an element": lambda a: np.split(a, 2)[1][0],
+    "np.full_like of an element": lambda a: np.full_like(np.zeros(8), a),
     "bytes": bytes,
     "pickle": pickle.dumps,
     "copy": copy,
@@ -124,6 +132,8 @@ def test_views_are_made_before_the_wait(mended):
         landing.copy_(torch.arange(8, device=CUDA), non_blocking=True)
         array = np.asarray(landing)
         views = array.reshape(2, 4).T, array.view(np.int32), array.ravel(), array[None, 2:]
+        views += np.reshape(array, (2, 4)), np.flip(array), *np.split(array, 2)
+        views += np.broadcast_to(array, Shape(2, 8)), np.zeros_like(array, shape=Shape(2, 4))
         if mended:
             settle()
         sum(int(v.sum()) for v in views)
