@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from itertools import islice
 from linecache import getline
+from operator import is_
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -76,14 +77,16 @@ class CallSites:
         if first is None and self.outside is not None:
             return self.outside
         calls = _codes_and_places(first)
-        # To compare code by identity takes less than its hash, or a number for each.
+        # To compare code by identity takes less than its hash, or a number for each; and equal code
+        # may be of different files.
         found = self._known.setdefault((*map(id, calls[:1]), *calls[1::2]), [])
+        codes = calls[::2]
         for known, number in found:
-            if known == calls:
+            if len(known) == len(codes) and all(map(is_, known, codes)):
                 return number
         stack, new = _stack(calls), len(self._stacks)
         number = self._stacks.setdefault(stack, new)
-        found.append((calls, number))
+        found.append((codes, number))
         if number == new:
             self._added(number, *stack)
         return number

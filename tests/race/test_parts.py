@@ -265,6 +265,21 @@ def test_a_stack_has_one_number_and_a_file_below_the_folder_its_path_from_there(
     assert not any(frame.is_library for frame in stack)
 
 
+def test_equal_code_of_several_files_has_several_stacks():
+    """Also where what it calls is the same, and after some of it is gone."""
+    added = {}
+    sites = CallSites(lambda number, stack, place: added.update({number: stack}))
+
+    def call():
+        return sites.here()
+
+    for name in ("a.py", "b.py", "c.py"):
+        for _ in range(2):
+            exec(compile("call()", name, "exec"), {"call": call})
+            gc.collect()
+    assert [stack[1].file for stack in added.values()] == ["a.py", "b.py", "c.py"]
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [
