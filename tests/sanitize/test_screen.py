@@ -11,8 +11,8 @@ from ggsched.sanitize import check_trace
 from ggsched.sanitize.from_trace import without_events
 from ggsched.sanitize.screen import Screen
 from ggsched.trace import schema
-from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Free, Sync, Work
-from tests.sanitize.test_traces_against_brute_force import racing_pairs, traces
+from ggsched.trace.schema import NOBODY, Access, Actor, Alloc, Free, Record, Sync, Trace, Wait, Work
+from tests.sanitize.test_traces_against_brute_force import actors_of, racing_pairs, traces
 
 
 @contextmanager
@@ -216,6 +216,16 @@ FEATURES = {
 }
 
 
+def followed(trace, compares_each):
+    """Return a screen that has followed a trace, and compares after each record if it shall."""
+    screen = Screen(without_events(trace))
+    for added in enumerate(trace.entries):
+        screen.add(*added)
+        if compares_each:
+            screen._compare()
+    return screen
+
+
 # --- against the rules ----------------------------------------------------------------------------
 
 
@@ -231,13 +241,13 @@ def test_report_is_that_without_a_screen(batch, trace, pieces):
 
 @pytest.mark.parametrize("pieces", [0, 64])
 @pytest.mark.parametrize("batch", [0, 3, 1 << 12])
-@given(trace=traces())
-def test_screen_names_a_space_where_something_races_and_no_other(pieces, batch, trace):
+@given(trace=traces(), compares_each=st.booleans())
+def test_screen_names_a_space_where_something_races_and_no_other(
+    pieces, batch, trace, compares_each
+):
     """Where accesses are not cut into too many pieces: such spaces are named unseen."""
     with limits(batch, pieces):
-        screen = Screen(without_events(trace))
-        for added in enumerate(trace.entries):
-            screen.add(*added)
+        screen = followed(trace, compares_each)
         spaces = screen.racy()
     assert screen.is_known
     streams = {a.id for a in trace.actors if a.kind == "stream"}
@@ -246,3 +256,32 @@ def test_screen_names_a_space_where_something_races_and_no_other(pieces, batch, 
     }
     racing = bool(racing_pairs(trace))
     assert spaces is None or bool(spaces) == racing or (not pieces and not racing)
+
+
+ALL = (Access(0, 0, 4),)
+KEPT = {
+    "the reads of each lane": (
+        *(Work(1, "r", 0, ALL), Work(2, "r", 0, ALL), Record(2, 0, 0)),
+        *(Wait(3, 0, 0), Work(3, "w", 0, (), ALL)),
+    ),
+    "the last read of a lane": (
+        *(Work(1, "r", 0, ALL), Record(1, 0, 0), Work(1, "r", 0, ALL)),
+        *(Wait(3, 0, 0), Work(3, "w", 0, (), ALL)),
+    ),
+    "a write beside a read of its lane": (
+        *(Work(1, "w", 0, (), ALL), Work(1, "r", 0, ALL), Work(2, "r", 0, ALL)),
+    ),
+    "reads after a write": (
+        *(Work(1, "w", 0, (), ALL), Record(1, 0, 0), Wait(2, 0, 0), Work(2, "r", 0, ALL)),
+        *(Wait(3, 0, 0), Work(3, "w", 0, (), ALL)),
+    ),
+}
+
+
+@pytest.mark.parametrize("compares_each", [False, True])
+@pytest.mark.parametrize("records", KEPT.values(), ids=KEPT)
+def test_what_a_later_batch_needs_is_kept(records, compares_each):
+    memory = Alloc(0, 0, "m0", 4, is_defined=True, space="pool")
+    trace = Trace("kept", actors_of(1), (memory, *records), events="latest")
+    assert racing_pairs(trace)
+    assert followed(trace, compares_each).racy() == {0}
