@@ -285,3 +285,70 @@ def test_what_a_later_batch_needs_is_kept(records, compares_each):
     trace = Trace("kept", actors_of(1), (memory, *records), events="latest")
     assert racing_pairs(trace)
     assert followed(trace, compares_each).racy() == {0}
+
+
+BEGIN = (Alloc(0, 0, "m0", 4),)
+
+
+def traced(*records, first=BEGIN, streams=4):
+    actors = (Actor(0, "H", "host"), *(Actor(i + 1, f"S{i}", "stream") for i in range(streams)))
+    return Trace("hand", actors, (*first, *records), events="latest")
+
+
+def work(access, **more):
+    return Work(1, "w", 0, (), (access,), **more)
+
+
+UNKNOWN = {
+    "one byte too many": traced(work(Access(0, 0, 5))),
+    "one byte before": traced(work(Access(0, -1, 4))),
+    "an end before the start": traced(work(Access(0, 3, 2))),
+    "numbers of seventy bits": traced(work(Access(0, 1 << 70, 1 << 71))),
+    "another memory": traced(work(Access(1, 0, 4))),
+    "memory before it begins": traced(work(ALL[0]), Alloc(0, 0, "m0", 4), first=()),
+    "memory after its end": traced(Free(1, 0, 0), work(ALL[0])),
+    "a second end": traced(Free(1, 0, 0), Free(1, 0, 0)),
+    "a second begin": traced(Alloc(0, 0, "m0", 4)),
+    "less than no bytes": traced(first=(Alloc(0, 0, "m0", -1),)),
+    "another actor": traced(Work(5, "w", 0)),
+    "another thread": traced(Work(1, "w", 1)),
+    "a wait for another actor": traced(Sync(0, stream=5)),
+    "a capture by a thread": traced(schema.CaptureBegin(0)),
+    "an address of 62 bits": traced(
+        work(ALL[0]), first=(Alloc(0, 0, "m0", 4, space="p", address=1 << 62),)
+    ),
+    "lanes that are too many": traced(streams=256),
+}
+
+
+@pytest.mark.parametrize("compares_each", [False, True])
+@pytest.mark.parametrize("trace", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_the_screen_does_not_know_is_left_to_the_rules(trace, compares_each):
+    screen = followed(trace, compares_each)
+    assert screen.racy() is None
+    assert not screen.is_known
+
+
+def test_a_record_by_nobody_after_accesses_were_dropped_leaves_all_spaces_to_the_rules():
+    trace = traced(work(ALL[0]), Sync(0, stream=1), Work(2, "r", reads=ALL))
+    assert followed(trace, True).racy() is None
+    assert followed(trace, False).racy() == {0}
+
+
+def test_lanes_beyond_the_first_of_a_clock_race():
+    trace = traced(Work(18, "w", 0, (), ALL), Work(2, "r", 0, ALL), streams=20)
+    assert followed(trace, False).racy() == {0}
+
+
+@pytest.mark.parametrize(
+    ("access", "is_plain"),
+    [
+        (Access(0, 0, 4), True),
+        (Access(0, 0, 3), False),
+        (Access(0, 1, 4), False),
+        (Access(0, 0, 4, "t"), False),
+    ],
+)
+def test_contents_are_looked_at_unless_all_is_written_first(access, is_plain):
+    assert followed(traced(work(access)), True).is_plain is is_plain
+    assert not followed(traced(Work(1, "r", 0, (access,))), True).is_plain
