@@ -352,3 +352,10 @@ def test_lanes_beyond_the_first_of_a_clock_race():
 def test_contents_are_looked_at_unless_all_is_written_first(access, is_plain):
     assert followed(traced(work(access)), True).is_plain is is_plain
     assert not followed(traced(Work(1, "r", 0, (access,))), True).is_plain
+
+
+def test_a_second_thread_knows_nothing_of_what_the_first_has_waited_for():
+    waited = Work(2, "w", 0, (), ALL), Sync(0, stream=2), Work(2, "r", 0, (Access(0, 0, 1),))
+    records = (*waited, Work(1, "r", reads=ALL))
+    trace = Trace("two", actors_of(2), (*BEGIN, *records), events="latest")
+    assert followed(trace, True).racy() == {0}
