@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
+from types import FrameType
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from ggsched.errors import UsageError
@@ -34,11 +35,12 @@ class _Call:
     def is_over(self) -> bool:
         """Whether it was interrupted where it leaves: its method is not on its thread's stack.
 
-        A block (``CallGuard.hold``) may be left and entered again, so it is never taken for over.
+        A block (``CallGuard.hold``) may be left and entered again, so it is never taken for over,
+        nor is a call of another thread that lives: its stack changes while one looks at it.
         """
-        if not self.is_method:
-            return False
-        frame = sys._current_frames().get(self.thread)
+        if not self.is_method or self.thread != get_ident():
+            return self.is_method and self.thread not in sys._current_frames()
+        frame: FrameType | None = sys._getframe()
         while frame is not None:
             if frame.f_code is _METHOD and frame.f_locals.get("call") is self:
                 return False

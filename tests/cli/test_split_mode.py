@@ -54,7 +54,6 @@ def test_a_plan_names_parts_and_is_clean(call):
     ("arguments", "what"),
     [
         (["-ngl", "2"], "-ngl 2 with -sm tensor: no CPU is beside the devices that share layers"),
-        (["--fit"], "--fit with -sm tensor"),
         (["-ts", "1,1,1"], "one share of 0 or more for each device"),
         (["--tensor-group", "3"], "groups of 3 for 2 devices"),
     ],
