@@ -39,6 +39,13 @@
 #endif
 #define HEAD CODES_AT /* bytes before the numbers */
 
+/* Of a piece whose largest magnitude has the bits `top`: its unit, NaN for infinities and NaN, and what floats are multiplied with. */
+FN float unit_of(u32 top) { return FLOAT_OF_BITS(top >> 23 == 255u ? 0x7fc00000u : (MAX(top >> 23, 22u) - 21u) << 23); }
+FN float per_unit_of(u32 top) { return top >> 23 == 255u ? 0.0f : FLOAT_OF_BITS((275u - MAX(top >> 23, 22u)) << 23); }
+
+/* Three digits, a byte each. Adding 1.5 * 2^23 rounds to an integer; adding half of each digit's range makes digits signed. */
+FN u32 digits_of(float v, float per_unit) { return BITS_OF_FLOAT(v * per_unit + 12582912.0f) - 0x4b400000u + 0x00808080u; }
+
 /* Digits of word `i` of a piece, whose elements are `v`: to[0] for the highest, to[PLANE] and to[2 * PLANE]
  * for the others. The eight lanes that have the words of a piece return its unit, NaN if it holds an
  * infinity or a NaN; with HAS_MIN `sum` gets the sum of its elements, or of those of the lane's part. */
@@ -52,15 +59,9 @@ FN float split_word(LOCAL_PTR u32 *to, float *sum, int exists, const float *v, L
     u32 other = BITS_OF_FLOAT(EXCHANGED(FLOAT_OF_BITS(top), mask, scratch));
     top = MAX(top, other);
   }
-  u32 exponent = MAX(top >> 23, 22u);
-  float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((275u - exponent) << 23);
-  float unit = FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 21u) << 23);
+  float per_unit = per_unit_of(top), unit = unit_of(top);
   u32 digits[4];
-  UNROLL for (int j = 0; j < 4; j++) {
-    /* Adding 1.5 * 2^23 rounds to an integer; adding half of each digit's range makes digits signed. */
-    float rounded = v[j] * per_unit + 12582912.0f;
-    digits[j] = BITS_OF_FLOAT(rounded) - 0x4b400000u + 0x00808080u;
-  }
+  UNROLL for (int j = 0; j < 4; j++) digits[j] = digits_of(v[j], per_unit);
   if (exists) {
     UNROLL for (int d = 0; d < DIGITS; d++) {
       u32 pair = (u32)(d | (d + 4) << 4);

@@ -191,10 +191,8 @@ FN void split_rows(const Product p, LOCAL_PTR u32 *digits, LOCAL_PTR float *norm
       u32 other = BITS_OF_FLOAT(EXCHANGED(FLOAT_OF_BITS(top), mask, scratch));
       top = MAX(top, other);
     }
-    u32 exponent = MAX(top >> 23, 22u);
-    float per_unit = exponent == 255u ? 0.0f : FLOAT_OF_BITS((275u - exponent) << 23);
-    float unit = FLOAT_OF_BITS(exponent == 255u ? 0x7fc00000u : (exponent - 21u) << 23);
-    UNROLL for (int j = 0; j < 8; j++) q[j] = BITS_OF_FLOAT(v[j] * per_unit + 12582912.0f) - 0x4b400000u + 0x00808080u;
+    float per_unit = per_unit_of(top), unit = unit_of(top);
+    UNROLL for (int j = 0; j < 8; j++) q[j] = digits_of(v[j], per_unit);
     LOCAL_PTR u32 *to = digits + piece * (DIGIT_CHUNKS * 4) + t * 2;
     UNROLL for (int d = 0; d < DIGITS && exists; d++) {
       u32 pair = (u32)(d | (d + 4) << 4);
