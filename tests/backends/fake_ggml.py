@@ -51,10 +51,13 @@ class FakeGgml:
         lacks: A symbol that is not there.
         layout: By how many bytes tensors are larger than they should be.
         behind: Bytes behind each tensor that the backend uses.
+        padding: Elements to a multiple of which the backend pads packed rows, as CUDA's does.
     """
 
-    def __init__(self, faults=(), *, version=b"0.25.3", ops=False, lacks="", layout=0, behind=0):
-        self.behind = behind
+    def __init__(
+        self, faults=(), *, version=b"0.25.3", ops=False, lacks="", layout=0, behind=0, padding=1
+    ):
+        self.behind, self.padding = behind, padding
         self.faults, self.version, self.ops = faults, version, ops
         self.lacks, self.layout = lacks, layout
         self.kept, self.made, self.names = {}, [], itertools.count(1)
@@ -182,7 +185,10 @@ class FakeGgml:
         return 1 << 34
 
     def do_backend_buft_get_alloc_size(self, kind, handle):
-        return self.do_nbytes(handle) + self.behind
+        tensor = Tensor.from_address(handle)
+        missing = -tensor.ne[0] % self.padding if BLOCKS[tensor.type].is_quantized else 0
+        packed = BLOCKS[tensor.type]
+        return self.do_nbytes(handle) + self.behind + missing // packed.block * packed.block_nbytes
 
     def do_backend_buft_alloc_buffer(self, kind, nbytes):
         return self.keep(ctypes.create_string_buffer(nbytes + 64))
