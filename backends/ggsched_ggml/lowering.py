@@ -27,7 +27,10 @@ OTHERWISE: Final[Mapping[str, str]] = {
 }
 """Ops that ggml has, or nearly has, and that are not offered; each with the difference."""
 
-FUSIONS: Final = frozenset({"rms_norm+mul", "mul_mat+add", "mul_mat+add+add", "mul_mat_id+add_id"})
+FUSIONS: Final = frozenset({
+    "rms_norm+mul", "mul_mat+add", "mul_mat+add+add", "mul_mat_id+add_id", "mul_mat*2+swiglu",
+    "mul_mat_id*2+swiglu", "(mul_mat_id+add_id)*2+swiglu_oai",
+})  # fmt: skip
 """Groups of which ggml's backends compute the inner results in registers (``ggml_can_fuse``)."""
 
 _PREC_F32: Final = 10
