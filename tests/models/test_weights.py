@@ -1,5 +1,7 @@
 """Weight policies: what type a weight has in the graph, and that its bytes are right."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -23,6 +25,7 @@ from tests.models.helpers import (
     tiny_meta,
     write_gguf,
 )
+from tests.support.shapes import SMALL, random_weights, spec_of
 
 ENCODED = [t for t in QUANTIZED_DTYPES if encoder_of(t)]
 KINDS = {t: GGMLQuantizationType[t.name.upper()] for t in (F32, F16, BF16, *ENCODED)}
@@ -186,3 +189,11 @@ def test_opening_reads_no_weights():
     model = load_model(ORACLE / "gptoss-tiny-f32.gguf")
     assert file_behind(model.file.data) is not None
     assert not model.file.data.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", QUANTIZED_DTYPES, ids=str)
+def test_random_weights_of_benchmarks_are_small(dtype):
+    """Scales and minimums of blocks are no random bits: one NaN reaches every logit."""
+    spec = spec_of(replace(SMALL, n_layer=1, n_vocab=64, n_embd=256, n_ff=256), dtype)
+    numbers = dequantize(random_weights(spec)("token_embd.weight"), dtype, (64, 256))
+    assert 0.001 < np.abs(numbers).max() < 0.06

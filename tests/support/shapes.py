@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ggsched.ir.dtype import BF16, F32, MXFP4, Q8_0, DType
+from ggsched.ir.dtype import BF16, F32, DType
 from ggsched_llm.graph import model_needs
 from ggsched_llm.hparams import HParams, RopeParams
 from ggsched_llm.spec import ModelSpec, WeightSpec
@@ -92,11 +92,18 @@ def _draw(rng: np.random.Generator, dtype: DType, nbytes: int) -> np.ndarray:
         return (drawn.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     raw = rng.integers(0, 256, nbytes, dtype=np.uint8)
     blocks = raw.reshape(-1, dtype.block_nbytes)
-    if dtype is MXFP4:
-        blocks[:, 0] = 119  # a scale of 2^-8
-    else:
-        scale = np.float16(0.02 / 127 if dtype is Q8_0 else 0.02 / 8)
-        blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+    layout = dtype.layout
+    assert layout is not None
+    if layout.scale.kind != "f16":
+        blocks[:, layout.scale.at] = 119  # a scale of 2^-8
+        return raw
+    for real, *factors in (
+        (layout.scale, layout.codes, layout.sub_scales), (layout.min, layout.sub_mins)
+    ):  # fmt: skip
+        if real is not None:
+            largest = [max(map(abs, by.range)) for by in factors if by is not None]
+            number = np.float16(0.02 / float(np.prod(largest)))
+            blocks[:, real.at : real.at + 2] = np.frombuffer(number.tobytes(), np.uint8)
     return raw
 
 
