@@ -77,7 +77,12 @@ def profile_of(
 ) -> TuningProfile:
     """Return how kernels are cut for a GPU."""
     profile = warp_profile(found.processors, found.shared_nbytes, found.arch >= FIRST_ARCH)
-    return replace(profile, activations=activations, reads_peers=reads_peers)
+    return replace(
+        profile,
+        activations=activations,
+        reads_peers=reads_peers,
+        group_mma=found.arch == FIRST_ARCH,
+    )
 
 
 def gpu_of(facts: DeviceFacts) -> int:

@@ -42,7 +42,7 @@ WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "to_f16": (("weights.h", "blocks.h"), ()),
     "unscale": ((), ()),
     "to_halves": ((), ("halves.h",)),
-    "tile_product": (("weights.h", "blocks.h"), ("mma.h", "cluster.h")),
+    "tile_product": (("weights.h", "blocks.h"), ("mma.h", "group_mma.h", "cluster.h")),
     "warp_specialized_rows": (_GEMV, ("rendezvous.h", *_GEMV_OWN)),
     "warp_specialized_experts": ((*_GEMV, "sort_key.h"), _GEMV_OWN),
 }

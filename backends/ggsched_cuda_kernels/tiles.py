@@ -40,8 +40,9 @@ class Cut:
         tiles: Tiles of 16 rows of the weight for each warp (WT).
         resident: Thread blocks of a multiprocessor that registers are left for.
         turns: Blocks of 32 elements whose products are under way together.
-        rows: Rows of x that a thread block computes with (BM): 16, 32 or 64.
+        rows: Rows of x that a thread block computes with (BM): 16, 32 or 64; by groups 64 or 128.
         splits: Thread blocks of a cluster, which share the sum.
+        by_groups: Whether groups of four warps multiply (``group_mma.h``).
     """
 
     blocks: int
@@ -52,6 +53,7 @@ class Cut:
     turns: int = 1
     rows: int = 64
     splits: int = 1
+    by_groups: bool = False
 
     @property
     def columns(self) -> int:
@@ -111,6 +113,20 @@ Those of types that become bytes are the best of two to eight (``benchmarks.gpu 
 f65e45f0).
 """
 
+GROUP_DTYPES: Final = frozenset({"q8_0", "q4_0", "mxfp4"}) | {
+    dtype.name for dtype in _BYTE_DTYPES if dtype.block > BLOCK
+}
+"""Types whose products of more rows are made by groups of four warps, on capability 9.0."""
+
+GROUP_CUTS: Final = {
+    64: Cut(2, 4, 8, 1, 2, rows=64, by_groups=True),
+    128: Cut(4, 4, 8, 1, 1, rows=128, by_groups=True),
+}
+"""By the rows of x that a thread block computes with at most."""
+
+GROUP_ROWS: Final = 33, 256
+"""Rows of x from which on and up to which groups are quicker."""
+
 MANY_ROWS: Final = 5120
 """Rows of a weight that are many."""
 
@@ -165,6 +181,8 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     w, x = site.node.inputs
     rows = prod(x.shape[:-1])
     most = MAX_ROWS[planes_of(site)].get(w.dtype.name, 0)
+    if by_groups(site):
+        return prod(w.shape[:-2]) == 1 and _fits(site, cut_of(site))
     if not site.profile.few_rows < rows <= most:
         return False
     cut = cut_of(site)
@@ -172,6 +190,16 @@ def fits_rows(site: CudaLoweringContext) -> bool:
     if _blocks(site, cut) * cut.splits < share * site.profile.num_sms:
         return False
     return prod(w.shape[:-2]) == 1 and _fits(site, cut)
+
+
+def by_groups(site: CudaLoweringContext) -> bool:
+    """Whether groups of four warps multiply the rows of a product with one weight."""
+    w, x = site.node.inputs
+    least, most = GROUP_ROWS
+    if not site.profile.group_mma or planes_of(site) > 1 or w.dtype.name not in GROUP_DTYPES:
+        return False
+    is_whole = not x.shape[-1] % (BLOCK * GROUP_CUTS[128].blocks)
+    return is_whole and least <= prod(x.shape[:-1]) <= most
 
 
 def fits_together(sites: Sequence[CudaLoweringContext]) -> bool:
@@ -192,14 +220,21 @@ def fits_together(sites: Sequence[CudaLoweringContext]) -> bool:
 def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
     """Return how a product with one weight is cut, or several of the same rows."""
     w, x = site.node.inputs
-    rows, profile = prod(x.shape[:-1]), site.profile
-    cut = replace(CUTS[w.dtype.name], rows=profile.tile_rows)
+    rows = prod(x.shape[:-1])
+    cut = replace(CUTS[w.dtype.name], rows=site.profile.tile_rows)
+    if by_groups(site):
+        return _split(GROUP_CUTS[64 if rows <= 64 else 128], site, *others)
     if not _has_clusters(site) or rows > max(FEW):
         return cut
     wide, narrow = next(cuts[w.dtype.name] for most, cuts in FEW.items() if rows <= most)
     columns = sum(each.node.inputs[0].shape[-2] for each in (site, *others))
     cut = wide if columns >= MANY_ROWS else narrow
-    cut = replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n))
+    return _split(replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n)), site, *others)
+
+
+def _split(cut: Cut, site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
+    """Return a cut with as many thread blocks for each sum as the GPU has room for."""
+    (w, x), profile = site.node.inputs, site.profile
     needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
     resident = min(cut.resident, profile.local_nbytes // needed)
     blocks = sum(_blocks(each, cut) for each in (site, *others))
@@ -266,7 +301,7 @@ def _routed_cut(site: CudaLoweringContext) -> Cut:
 def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
     """Return the shared memory of a thread block, as ``tile_product.cu`` lays it out."""
     has_halves = dtype.name in ("q4_0", "mxfp4") or dtype.name in BY_BYTES
-    x_pitch = 64 * cut.blocks + (32 if has_halves else 64)
+    x_pitch = 64 * cut.blocks + (0 if cut.by_groups else 32 if has_halves else 64)
     is_long = dtype.block > BLOCK
     if is_long:
         span = PIECE - alignment_of(dtype) + dtype.block_nbytes
@@ -279,7 +314,8 @@ def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
     of_x, of_w = planes * cut.rows * x_pitch, cut.columns * w_pitch
     stages = cut.stages * of_x + (2 if is_long else cut.stages) * of_w
     sums = cut.tiles * cut.rows // 8 * 32 * cut.warps * PIECE
-    return max(stages, sums if cut.splits > 1 else 0) + PIECE
+    begins = GROUP_ALIGNMENT if cut.by_groups else PIECE
+    return max(stages, sums if cut.splits > 1 else 0) + begins
 
 
 def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
@@ -301,6 +337,9 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
     needed = shared_nbytes(w.dtype, cut, planes_of(site))
     return needed + DECLARED_NBYTES <= site.profile.local_nbytes
 
+
+GROUP_ALIGNMENT: Final = 1024
+"""Bytes of which stages begin at a multiple, where groups multiply."""
 
 DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
 
@@ -342,6 +381,7 @@ def multiply(
         "KB": cut.blocks,
         "STAGES": cut.stages,
         "WT": cut.tiles,
+        "GROUP_MMA": int(cut.by_groups),
         "RESIDENT": cut.resident,
         "PLANES": rows.planes,
         "ROUTED": int(is_routed),

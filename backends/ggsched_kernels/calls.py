@@ -210,6 +210,7 @@ class TuningProfile:
             do without the kernels for warps.
         local_nbytes: Local memory of a group, where ``num_sms`` says that there are warps.
         has_tma: Whether a warp can copy spans to local memory for others (capability 9.0).
+        group_mma: Whether four warps can multiply together from local memory (capability 9.0 only).
         row_lanes: Most work-items of a group that reduces one row; 0: as many as others.
         activations: How tensor cores get the rows that weights of 16 bits and packed ones meet;
             ``auto``: rounded once, no more coarsely than the weight's type rounds
@@ -235,6 +236,7 @@ class TuningProfile:
     num_sms: int = 0
     local_nbytes: int = 0
     has_tma: bool = False
+    group_mma: bool = False
     row_lanes: int = 0
     activations: Activations = "f32"
     reads_peers: bool = False

@@ -241,6 +241,41 @@ class TestOnTheHost:
     @pytest.mark.parametrize(
         ("dtype", "rows", "k", "columns"),
         [
+            (Q8_0, 70, 1152, (120, 40)),
+            (MXFP4, 40, 256, (72,)),
+            (Q4_0, 140, 384, (136, 8, 1)),
+            (Q4_K, 40, 1280, (72,)),
+            (Q6_K, 70, 768, (72,)),
+        ],
+        ids=str,
+    )
+    def test_more_rows_by_groups_of_warps(self, runner, dtype, rows, k, columns, monkeypatch):
+        """Rows inside of larger ones, which begin anywhere; the largest scales stay exact."""
+        from ggsched_cuda import program
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+        monkeypatch.setenv("GGSCHED_STREAMS", "1")
+        g = GraphBuilder("products")
+        x = g.input("x", (rows, k))
+        weights = [
+            g.rows(g.weight(f"w{i}", (n + 1, k), dtype), 1, n + 1) for i, n in enumerate(columns)
+        ]
+        graph = g.build(*(g.mul_mat(w, x) for w in weights))
+        values = drawn(graph, 1)
+        used = []
+        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        found = run(runner, graph, values, arch=90)
+        for tid, array in wanted.items():
+            assert is_within(found[tid], array, allowed[tid])
+        (call,) = (c for made, _ in used for c in made if c.kernel == "tile_product")
+        assert {("GROUP_MMA", "1"), ("BM", "64" if rows < 65 else "128")} <= set(call.defines)
+
+    @pytest.mark.parametrize(
+        ("dtype", "rows", "k", "columns"),
+        [
             (Q8_0, 17, 1056, (120, 40, 56)),
             (MXFP4, 9, 1056, (24, 200)),
             (Q4_0, 33, 1056, (64, 64, 1)),

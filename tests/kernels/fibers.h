@@ -63,6 +63,7 @@ unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift);
 unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift);
 void host_multiply_add_(int *sum, const unsigned *a, const unsigned *b);
 void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b, bool are_bf16);
+void host_multiply_group_(float *sum, const unsigned *a, const unsigned char *b, bool adds);
 void host_multiply_tf32_(float *sum, const unsigned *a, const unsigned *b);
 unsigned host_tf32_of_(float x);
 void host_load_matrices_(unsigned *to, const unsigned char *p, bool is_turned);

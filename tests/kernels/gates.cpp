@@ -137,6 +137,17 @@ void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b, boo
   }
   __syncwarp();
 }
+/* Eight of these, of rows of b in shared memory whose pieces of 16 bytes lie apart by their rows: for wgmma.m64n64k16. */
+void host_multiply_group_(float *sum, const unsigned *a, const unsigned char *b, bool adds) {
+  int row = now_->lane % 32 / 4, thread = now_->lane % 4, chunk = (size_t)b % 128 / 16;
+  for (int i = 0; i < 8; i++) {
+    const unsigned char *of_row = b - (size_t)b % 128 + (8 * i + row) * 128;
+    unsigned pairs[2];
+    for (int k = 0; k < 2; k++) memcpy(pairs + k, of_row + ((chunk + k) ^ row) * 16 + 4 * thread, 4);
+    for (int j = 0; j < 4 && !adds; j++) sum[4 * i + j] = 0.0f;
+    host_multiply_halves_(sum + 4 * i, a, pairs, false);
+  }
+}
 /* The same for mma.m16n8k8 of TF32, of which a product reads 19 bits: words t and t + 4 of a row. */
 static inline float of_tf32_(unsigned bits) { return __uint_as_float(bits & ~0x1fffu); }
 void host_multiply_tf32_(float *sum, const unsigned *a, const unsigned *b) {

@@ -191,7 +191,7 @@ def tile_programs():
         numbers = {
             "LANES": 32 * cut.warps, "BM": GPU.tile_rows, "KB": cut.blocks, "STAGES": cut.stages,
             "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": planes, "ROUTED": routed,
-            "SPLITS": 1, "TURNS": cut.turns,
+            "SPLITS": 1, "TURNS": cut.turns, "GROUP_MMA": 0,
         }  # fmt: skip
         yield "tile_product", _sorted({**COMMON, **numbers, f"W_{name.upper()}": 1})
     for rows, cuts in FEW.items():
@@ -205,7 +205,7 @@ def few_rows_program(name, cut, rows, splits=1):
     return _sorted({
         **COMMON, "LANES": 32 * cut.warps, "BM": rows, "KB": cut.blocks, "STAGES": cut.stages,
         "WT": cut.tiles, "RESIDENT": cut.resident, "PLANES": 1, "ROUTED": 0, "SPLITS": splits,
-        "TURNS": cut.turns,
+        "TURNS": cut.turns, "GROUP_MMA": int(cut.by_groups),
         f"W_{name.upper()}": 1,
     })  # fmt: skip
 

@@ -203,6 +203,26 @@ def test_products_of_few_rows_are_in_registers(name, which, rows):
     assert "barrier.cluster" in text
 
 
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize(
+    "name", ["q8_0", *(pytest.param(n, marks=pytest.mark.slow) for n in ("q4_k", "mxfp4"))]
+)
+def test_products_by_groups_are_in_registers(name, rows):
+    """Those under way, and the sums: nothing may be kept in memory while tensor cores write it."""
+    from ggsched_cuda_kernels.sources import options_for, text_of
+    from ggsched_cuda_kernels.tiles import GROUP_CUTS
+
+    cut = GROUP_CUTS[rows]
+    defines = few_rows_program(name, cut, rows, splits=4)
+    flags, source = options_for(FIRST_ARCH, defines), text_of("tile_product")
+    code = compiler().machine_code(source, flags)
+    counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
+    assert 0 < max(counts) * 32 * cut.warps * cut.resident <= OF_A_GROUP
+    text = compiler().ptx(source, flags)
+    assert "__local_depot" not in text
+    assert text.count("wgmma.mma_async") == 2 * cut.blocks * rows // 64
+
+
 @pytest.mark.parametrize(
     ("heads", "width"), [(32, 128), (32, 64), (16, 256), (32, 256), (20, 80)], ids=str
 )

@@ -33,13 +33,15 @@
 #else
 #define SCALED 1
 #endif
+/* Stretches that are requested before they are needed; by groups the products of one are under way when the next is waited for. */
+#define AHEAD (STAGES - 1 - GROUP_MMA)
 #if W_NBYTES
 #define UNIT (32 * W_NBYTES) /* bytes of 32 elements */
 #define CHUNKS (KB * UNIT / 16) /* pieces of 16 bytes that hold a row's stretch, or block, wherever it begins */
 #elif BLOCK_ELEMENTS > 32
 #define LONG_BLOCKS 1
 #define BLOCK_STRETCHES (PER_BLOCK / KB)
-#define SHARES (BLOCK_STRETCHES - STAGES + 2) /* the last one has arrived when the block begins */
+#define SHARES (BLOCK_STRETCHES - AHEAD + 1) /* the last one has arrived when the block begins */
 #if PER_BLOCK % KB || SHARES < 1
 #error "a block is not a number of stretches, or of too few for the stages"
 #endif
@@ -58,7 +60,12 @@
 #define NIBBLES 0
 #endif
 /* What lanes of a warp read at once lies in different banks of shared memory. */
+#if GROUP_MMA
+#define X_PITCH (KB * 64)
+#define ALIGNMENT 1024
+#else
 #define X_PITCH (KB * 64 + (NIBBLES ? 32 : 64)) /* KB is even */
+#endif
 #if W_NBYTES
 #define W_PITCH X_PITCH
 #else
@@ -104,7 +111,20 @@ FN void pairs_of(u32 *to, u32 bytes) {
   to[1] = SUB_HALVES(PERMUTED(bytes, 0x64646464u, 0x4342), 0x64806480u);
 }
 
-/* The 8 elements of lane t of piece j of 32 elements behind byte `at` of `row`, as pairs. */
+#if GROUP_MMA
+/* Bytes 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 behind byte `at`. */
+FN u32 two_and_two(LOCAL_PTR const u8 *row, int at, int t) {
+#if !defined(W_MXFP4) /* blocks begin at even bytes */
+  LOCAL_PTR const u16 *from = (LOCAL_PTR const u16 *)(row + at + 2 * t);
+  return from[0] | (u32)from[4] << 16;
+#else
+  return PERMUTED(any_word(row, at + 2 * t), any_word(row, at + 2 * t + 8), 0x5410);
+#endif
+}
+#endif
+
+/* The 8 elements of lane t of piece j of 32 elements behind byte `at` of `row`, as pairs. For GROUP_MMA those of elements 2 t
+ * and 2 t + 8 of the first 16 and of the others, else as x_fragment has them. */
 FN void fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int j, int t) {
 #if W_NBYTES
   u4 v = LOAD16(row + at + j * UNIT + 16 * t);
@@ -120,7 +140,11 @@ FN void fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int j, int t) {
   pairs_of(to + 2, second);
 #elif NIBBLES
   /* Bytes 4 t .. 4 t + 3: elements from 4 t in their low halves, from 16 + 4 t in the high ones. */
+#if GROUP_MMA
+  u32 bytes = two_and_two(row, at + j * UNIT + HEAD, t);
+#else
   u32 bytes = any_word(row, at + j * UNIT + HEAD + 4 * t);
+#endif
   UNROLL for (int i = 0; i < 2; i++) {
 #if defined(W_MXFP4)
     /* e2m1 moved to the ends of the fields of f16: the number times 2^-14, subnormal or not. */
@@ -133,6 +157,8 @@ FN void fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int j, int t) {
     to[2 + i] = SUB_HALVES((v >> 4 & 0x000f000fu) | 0x64006400u, 0x64086408u);
 #endif
   }
+#elif GROUP_MMA
+  UNROLL for (int i = 0; i < 2; i++) pairs_of(to + 2 * i, two_and_two(row, at + j * UNIT + HEAD + 16 * i, t));
 #else
   UNROLL for (int i = 0; i < 2; i++) pairs_of(to + 2 * i, any_word(row, at + j * UNIT + HEAD + 8 * t + 4 * i));
 #endif
@@ -194,8 +220,13 @@ FN void fetch_rows(const Rows rows, LOCAL_PTR u8 *to, int it) {
   UNROLL for (int p = 0; p < PLANES; p++) {
     for (int i = LANE; i < rows.count * (4 * KB); i += LANES) {
       int row = i / (4 * KB), c = i % (4 * KB);
+#if GROUP_MMA
+      int place = c / 8 * (BM * 128) + SWIZZLED(row, c % 8);
+#else
+      int place = (p * BM + row) * X_PITCH + 16 * c;
+#endif
       if (c < 4 * blocks)
-        COPY16(to + (p * BM + row) * X_PITCH + 16 * c, rows.x + rows.xo[row] + p * rows.plane + 64 * first + 16 * c);
+        COPY16(to + place, rows.x + rows.xo[row] + p * rows.plane + 64 * first + 16 * c);
     }
   }
 }
@@ -248,6 +279,42 @@ FN void store_tile(const Rows rows, GLOBAL u8 *y, LOCAL_PTR const i64 *yo, LOCAL
   }
 }
 
+/* Store the sums of all warps, or with the other thread blocks of the cluster a share of them. */
+template <int T>
+FN void store_sums(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
+                   LOCAL_PTR const float *scales, float (*sum)[T][4]) {
+  int t = WARP_LANE % 4, n = WARP_INDEX * 16 * WT + WARP_LANE / 4;
+#if SPLITS == 1
+  BARRIER();
+  UNROLL for (int i = 0; i < WT * T; i++) {
+    float *v = sum[i / T][i % T];
+    store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, make_float4(v[0], v[1], v[2], v[3]));
+  }
+#else
+  const int share = (WT * T + SPLITS - 1) / SPLITS;
+  LOCAL_PTR float4 *sums = (LOCAL_PTR float4 *)stages; /* [WT * T][LANES] */
+  COPIES_AWAIT(0); /* none is left; racecheck does not count empty groups of copies */
+  BARRIER();       /* all are done with their stretches */
+  UNROLL for (int i = 0; i < WT * T; i++) {
+    float *v = sum[i / T][i % T];
+    sums[i * LANES + LANE] = make_float4(v[0], v[1], v[2], v[3]);
+  }
+  cluster_arrive_();
+  cluster_await_();
+  for (int i = SPLIT * share; i < MIN(WT * T, (SPLIT + 1) * share); i++) {
+    float4 v = get4_(sums + i * LANES + LANE, 0);
+    UNROLL for (int from = 1; from < SPLITS; from++) {
+      float4 more = get4_(sums + i * LANES + LANE, from);
+      v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+    }
+    store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, v);
+  }
+  cluster_arrive_();
+  cluster_await_(); /* nobody ends while others read its sums */
+#endif
+}
+
+
 /* The same for T tiles of 8 rows of x. */
 template <int T>
 FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
@@ -263,7 +330,7 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
 #if LONG_BLOCKS
   if (start < steps) fetch_block(rows, stages, start / BLOCK_STRETCHES, 0, 1);
 #else
-  for (int it = start; it < MIN(steps, start + STAGES - 1); it++) {
+  for (int it = start; it < MIN(steps, start + AHEAD); it++) {
     fetch_weights(rows, stages + it % STAGES * STAGE_NBYTES, it);
   }
 #endif
@@ -271,16 +338,16 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
   EARLY_WAIT();
   EARLY_LET_GO();
 #endif
-  for (int it = start; it < start + STAGES - 1; it++) {
+  for (int it = start; it < start + AHEAD; it++) {
     if (it < steps) fetch_rows(rows, stages + it % STAGES * STAGE_NBYTES, it);
     COPIES_CLOSE();
   }
   /* Waited for when the sums are there. */
   float scale = SCALED && LANE < rows.count ? READ_F32(rows.x + so[LANE]) : 1.0f;
   for (int it = start; it < steps; it++) {
-    COPIES_AWAIT(STAGES - 2);
+    COPIES_AWAIT(AHEAD - 1);
     BARRIER(); /* the stretch is there for all, and all are done with the one before it */
-    int next = it + STAGES - 1;
+    int next = it + AHEAD;
     if (next < steps) fetch_rows(rows, stages + next % STAGES * STAGE_NBYTES, next);
 #if LONG_BLOCKS
     int block = it / BLOCK_STRETCHES, share = it % BLOCK_STRETCHES;
@@ -351,35 +418,147 @@ FN void product_of(const Rows rows, LOCAL_PTR u8 *stages, GLOBAL u8 *y, LOCAL_PT
     }
   }
   if (LANE < rows.count) scales[LANE] = scale;
-#if SPLITS == 1
-  BARRIER();
-  UNROLL for (int i = 0; i < WT * T; i++) {
-    float *v = sum[i / T][i % T];
-    store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, make_float4(v[0], v[1], v[2], v[3]));
-  }
-#else
-  const int share = (WT * T + SPLITS - 1) / SPLITS;
-  LOCAL_PTR float4 *sums = (LOCAL_PTR float4 *)stages; /* [WT * T][LANES] */
-  COPIES_AWAIT(0); /* none is left; racecheck does not count empty groups of copies */
-  BARRIER();       /* all are done with their stretches */
-  UNROLL for (int i = 0; i < WT * T; i++) {
-    float *v = sum[i / T][i % T];
-    sums[i * LANES + LANE] = make_float4(v[0], v[1], v[2], v[3]);
-  }
-  cluster_arrive_();
-  cluster_await_();
-  for (int i = SPLIT * share; i < MIN(WT * T, (SPLIT + 1) * share); i++) {
-    float4 v = get4_(sums + i * LANES + LANE, 0);
-    UNROLL for (int from = 1; from < SPLITS; from++) {
-      float4 more = get4_(sums + i * LANES + LANE, from);
-      v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
-    }
-    store_tile(rows, y, yo, scales, n + i / T * 16, i % T * 8 + 2 * t, v);
-  }
-  cluster_arrive_();
-  cluster_await_(); /* nobody ends while others read its sums */
-#endif
+  store_sums<T>(rows, stages, y, yo, scales, sum);
 }
+
+#if GROUP_MMA
+#if LONG_BLOCKS
+/* What the elements of block `block` of a row are multiplied with (up[0]), so that the largest is at most 2^15, and what undoes
+ * it. Each of four lanes looks at a part of the scales. */
+FN void block_power(float *up, LOCAL_PTR const u8 *block, int t) {
+  float top = 0.0f;
+  UNROLL for (int part = t; part < PER_BLOCK * PARTS; part += 4) {
+    float size = fabsf(block_scale(block, part)) * BYTE_LARGEST;
+#if HAS_MIN
+    size += fabsf(block_min(block, part));
+#endif
+    if (BITS_OF_FLOAT(size) < 0x7f800000u) top = MAX(top, size);
+  }
+  UNROLL for (int step = 1; step < 4; step *= 2) {
+    float other = __shfl_xor_sync(0xffffffffu, top, step);
+    top = MAX(top, other);
+  }
+  int power = top > 0.0f ? MIN(126, 141 - (int)(BITS_OF_FLOAT(top) >> 23)) : 0;
+  up[0] = FLOAT_OF_BITS((127 + power) << 23), up[1] = FLOAT_OF_BITS((127 - power) << 23);
+}
+
+/* As `fragment`, times `up` and rounded to f16: lanes exchange what they have unpacked. */
+FN void block_fragment(u32 *to, LOCAL_PTR const u8 *block, int j, int t, float up) {
+  u32 words[2];
+  unpack_words(words, words + 1, block, 0, j, t);
+  UNROLL for (int half = 0; half < 2; half++) {
+    int part = j * PARTS + half % PARTS, from = t / 2;
+    u32 low = (u32)__shfl_sync(0xffffffffu, (int)words[half], from, 4);
+    u32 high = (u32)__shfl_sync(0xffffffffu, (int)words[half], from + 2, 4);
+    u32 pairs[2];
+    pairs_of(pairs, PERMUTED(low, high, t % 2 ? 0x7632 : 0x5410));
+    float scale = up * block_scale(block, part), min = 0.0f;
+#if HAS_MIN
+    min = up * block_min(block, part);
+#endif
+    UNROLL for (int i = 0; i < 2; i++) {
+      float a = FLOAT_OF_HALF(pairs[i] & 0xffff), b = FLOAT_OF_HALF(pairs[i] >> 16);
+      to[2 * half + i] = PAIR_OF(a * scale + min, b * scale + min);
+    }
+  }
+}
+#endif
+
+/* The products of a unit, a piece or a long block, are sums of the tensor cores, under way while the weights of the next piece
+ * are unpacked, and then added to those of the units before. */
+FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
+                          LOCAL_PTR const i64 *so, LOCAL_PTR float *scales) {
+  LOCAL_PTR u8 *stages = memory + (-LOCAL_ADDRESS(memory) & (ALIGNMENT - 1));
+  int g = WARP_LANE / 4, t = WARP_LANE % 4, n = WARP_INDEX * 16 + g;
+  int total = rows.k / (32 * KB), each = (total + SPLITS - 1) / SPLITS;
+  each = (each + BLOCK_STRETCHES - 1) / BLOCK_STRETCHES * BLOCK_STRETCHES;
+  int start = SPLIT * each, steps = MIN(total, start + each);
+  float sum[1][TT][4], made[TT * 4], of_unit[2] = {0.0f, 0.0f}, up[2][2];
+  u32 a[2][2][4];
+  UNROLL for (int i = 0; i < TT * 4; i++) sum[0][i / 4][i % 4] = made[i] = 0.0f;
+#if LONG_BLOCKS
+  if (start < steps) fetch_block(rows, stages, start / BLOCK_STRETCHES, 0, 1);
+#else
+  for (int it = start; it < MIN(steps, start + AHEAD); it++) {
+    fetch_weights(rows, stages + it % STAGES * STAGE_NBYTES, it);
+  }
+#endif
+#if CONSTANT_W
+  EARLY_WAIT();
+  EARLY_LET_GO();
+#endif
+  for (int it = start; it < start + AHEAD; it++) {
+    if (it < steps) fetch_rows(rows, stages + it % STAGES * STAGE_NBYTES, it);
+    COPIES_CLOSE();
+  }
+  float scale = LANE < rows.count ? READ_F32(rows.x + so[LANE]) : 1.0f;
+  for (int it = start; it < steps; it++) {
+    COPIES_AWAIT(AHEAD - 1);
+    PRODUCTS_SEE();
+    BARRIER(); /* the stretch is there for all, and all are done with the one before the last */
+    int next = it + AHEAD;
+    LOCAL_PTR u8 *to = stages + next % STAGES * STAGE_NBYTES;
+    LOCAL_PTR const u8 *xs = stages + it % STAGES * STAGE_NBYTES;
+#if LONG_BLOCKS
+    int block = it / BLOCK_STRETCHES, share = it % BLOCK_STRETCHES, piece = share * KB;
+    LOCAL_PTR const u8 *row = stages + STAGES * STAGE_NBYTES + (block % 2 * BN + n) * W_PITCH;
+    i64 ahead = (i64)block * BLOCK_NBYTES;
+#else
+    LOCAL_PTR const u8 *row = xs + X_NBYTES + n * W_PITCH;
+    i64 ahead = (i64)it * KB * UNIT;
+    const int piece = 0;
+#endif
+    GLOBAL const u8 *from = rows.w + n * rows.step + ahead;
+    LOCAL_PTR const u8 *of_rows[2] = {row + ((u64)from & 15), row + 8 * W_PITCH + ((u64)(from + 8 * rows.step) & 15)};
+    UNROLL for (int j = 0; j < KB; j++) {
+      const int now = j % 2;
+      const int begins = !LONG_BLOCKS || (j == 0 && piece == 0);
+      float of_next[2];
+      UNROLL for (int r = 0; r < 2; r++) {
+        u32 pairs[4];
+#if LONG_BLOCKS
+        if (begins) block_power(up[r], of_rows[r], t);
+        block_fragment(pairs, of_rows[r], piece + j, t, up[r][0]);
+        of_next[r] = up[r][1];
+#else
+        fragment(pairs, of_rows[r], 0, j, t);
+        of_next[r] = scale_of(of_rows[r], 0, j, 0);
+#endif
+        UNROLL for (int i = 0; i < 4; i++) a[now][i / 2][i % 2 * 2 + r] = pairs[i];
+      }
+      PRODUCTS_AWAIT();
+      if (begins) {
+        UNROLL for (int i = 0; i < TT * 4; i++) HELD(made[i]);
+        UNROLL for (int i = 0; i < TT; i++) add_scaled(sum[0][i], made + 4 * i, of_unit[0], of_unit[1]);
+        of_unit[0] = of_next[0], of_unit[1] = of_next[1];
+      }
+      UNROLL for (int i = 0; i < TT * 4; i++) HELD(made[i]);
+      PRODUCTS_OPEN();
+      UNROLL for (int half = 0; half < 2; half++) {
+        UNROLL for (int i = 0; i < BM / 64; i++) {
+          MULTIPLY_GROUP(made + 32 * i, a[now][half],
+                         xs + j / 2 * (BM * 128) + i * (64 * 128) + j % 2 * 64 + half * 32, half || !begins);
+        }
+      }
+      PRODUCTS_CLOSE();
+      /* What is copied next is requested while tensor cores work. */
+      if (j == 0 && next < steps) fetch_rows(rows, to, next);
+#if LONG_BLOCKS
+      if (j == 1 && share < SHARES && (block + 1) * BLOCK_STRETCHES < steps)
+        fetch_block(rows, stages, block + 1, share, SHARES);
+#else
+      if (j == 1 && next < steps) fetch_weights(rows, to, next);
+#endif
+    }
+    COPIES_CLOSE();
+  }
+  PRODUCTS_AWAIT();
+  UNROLL for (int i = 0; i < TT * 4; i++) HELD(made[i]);
+  UNROLL for (int i = 0; i < TT; i++) add_scaled(sum[0][i], made + 4 * i, of_unit[0], of_unit[1]);
+  if (LANE < rows.count) scales[LANE] = scale;
+  store_sums<TT>(rows, memory, y, yo, scales, sum);
+}
+#endif
 
 /* x: planes of halves, rows `pitch` bytes apart, padded with zeros to 32 elements, and `scale_off` bytes from
  * there a float for each row. ROUTED: w (1, E, n, k), y (1, T, U, n), x of T * own rows; groups (n / BN,
@@ -447,6 +626,9 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
   }
 #endif
   Rows rows = {x, plane, xo, w + tw.off + expert * tw.s[1] + n0 * tw.s[2], tw.s[2], count, columns, tw.n[3]};
+#if GROUP_MMA
+  product_of_groups(rows, stages, y, yo, so, scales);
+#else
   if (count <= 16)
     product_of<2>(rows, stages, y, yo, so, scales);
 #if BM > 16
@@ -458,5 +640,6 @@ tile_product(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, i64 x_off, i64 sca
     product_of<6>(rows, stages, y, yo, so, scales);
   else
     product_of<8>(rows, stages, y, yo, so, scales);
+#endif
 #endif
 }
