@@ -85,13 +85,15 @@ def with_whole_rows(call: KernelCall, n: int, rows: int) -> KernelCall | None:
         lanes, units = lanes_of(n, rows)
         defines["UNITS"] = str(units)
         groups, fits = (1, rows, 1), units <= MAX_UNITS
-    else:  # a warp of flash_join has a head
+    elif call.kernel != "flash_join":
+        return None
+    else:  # a warp has a head
         across = int(defines["ACROSS"])
         lanes = WARP * (n // across)
         at_once = JOINED_PAIRS // (lanes * -(-across // (2 * WARP)))
         defines["WARPS_OF_ROW"] = "1"
         defines["AT_ONCE"] = str(max(1, min(int(defines["AT_ONCE"]), at_once)))
-        groups, fits = (rows, 1, 1), call.kernel == "flash_join" and lanes <= MAX_LANES
+        groups, fits = (rows, 1, 1), lanes <= MAX_LANES
     defines["LANES"] = str(lanes)
     if not fits:
         return None

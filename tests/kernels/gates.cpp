@@ -138,14 +138,28 @@ void host_multiply_halves_(float *sum, const unsigned *a, const unsigned *b, boo
   __syncwarp();
 }
 /* Eight of these, of rows of b in shared memory whose pieces of 16 bytes lie apart by their rows: for wgmma.m64n64k16. */
-void host_multiply_group_(float *sum, const unsigned *a, const unsigned char *b, bool adds) {
+void host_multiply_group_(float *sum, const unsigned *a, const unsigned char *b, bool adds, bool are_bf16) {
   int row = now_->lane % 32 / 4, thread = now_->lane % 4, chunk = (size_t)b % 128 / 16;
   for (int i = 0; i < 8; i++) {
     const unsigned char *of_row = b - (size_t)b % 128 + (8 * i + row) * 128;
     unsigned pairs[2];
     for (int k = 0; k < 2; k++) memcpy(pairs + k, of_row + ((chunk + k) ^ row) * 16 + 4 * thread, 4);
     for (int j = 0; j < 4 && !adds; j++) sum[4 * i + j] = 0.0f;
-    host_multiply_halves_(sum + 4 * i, a, pairs, false);
+    host_multiply_halves_(sum + 4 * i, a, pairs, are_bf16);
+  }
+}
+/* The same of columns of b. */
+void host_multiply_turned_(float *sum, const unsigned *a, const unsigned char *b, bool adds, bool are_bf16) {
+  int column = now_->lane % 32 / 4, thread = now_->lane % 4;
+  for (int i = 0; i < 8; i++) {
+    unsigned short halves[4];
+    for (int j = 0; j < 4; j++) {
+      int k = 2 * thread + j % 2 + j / 2 * 8;
+      memcpy(halves + j, b + k * 128 + (i ^ k % 8) * 16 + 2 * column, 2);
+    }
+    unsigned pairs[2] = {halves[0] | (unsigned)halves[1] << 16, halves[2] | (unsigned)halves[3] << 16};
+    for (int j = 0; j < 4 && !adds; j++) sum[4 * i + j] = 0.0f;
+    host_multiply_halves_(sum + 4 * i, a, pairs, are_bf16);
   }
 }
 /* The same for mma.m16n8k8 of TF32, of which a product reads 19 bits: words t and t + 4 of a row. */

@@ -62,7 +62,8 @@ WORDS = {
     "MEET(lanes)": "meet_some_(lanes)",
     "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
     "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b), HALVES_ARE_BF16)",
-    "MULTIPLY_GROUP(d, a, b, adds)": "host_multiply_group_((d), (a), (b), (adds))",
+    "MULTIPLY_GROUP(d, a, b, adds)": "host_multiply_group_((d), (a), (b), (adds), HALVES_ARE_BF16)",
+    "MULTIPLY_TURNED(d, a, b, adds)": "host_multiply_turned_((d), (a), (b), (adds), HALVES_ARE_BF16)",
     "LOCAL_ADDRESS(p)": "((u32)(u64)(p))",
     "PRODUCTS_SEE()": "",
     "PRODUCTS_OPEN()": "",
@@ -349,12 +350,37 @@ FLASH = [
 FAST_FLASH = 6
 
 
+FLASH_GROUPS = [
+    (50, 1, 4, 150, (64, 64), "bf16", "prefix", True, 0.0, "auto"),
+    (33, 1, 4, 200, (128, 64), "f16", "window", False, 0.0, "auto"),
+    (33, 1, 4, 100, (64, 128), "q8_0", "scattered", False, 5.0, "auto"),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [FLASH_GROUPS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in FLASH_GROUPS[1:])],
+    ids=str,
+)
+def test_flash_attention_by_groups_of_warps(runner, case, monkeypatch):
+    """Where rows of queries are many, which here are few for few multiprocessors."""
+    profile = replace(H200, group_mma=True, num_sms=1)
+    monkeypatch.setattr(f"{__name__}.H200", profile)
+    calls = run_flash(runner, case)
+    assert ("GROUP_MMA", "1") in calls[0].defines
+
+
 @pytest.mark.parametrize(
     "case",
     [*FLASH[:FAST_FLASH], *(pytest.param(c, marks=pytest.mark.slow) for c in FLASH[FAST_FLASH:])],
     ids=str,
 )
 def test_flash_attention(runner, case):
+    run_flash(runner, case)
+
+
+def run_flash(runner, case):
+    """Compare attention on tensor cores with the reference; return the calls."""
     from ggsched_cuda_kernels.kernel_selection import lower
 
     tokens, groups, share, n, (width, across), kind, mask, sinks, cap, activations = case
@@ -377,6 +403,7 @@ def test_flash_attention(runner, case):
     share_of = 0.02 if activations == "f32" and kind != "q8_0" else 1.0
     assert (np.abs(got - wanted) <= 2e-5 + 1e-5 * np.abs(wanted) + share_of * allowed).all()
     assert np.isnan(memory[tid].bytes[-32:].view(np.float32)).all(), "what lies behind is as it was"
+    return calls
 
 
 # --- heads ------------------------------------------------------------------------------------

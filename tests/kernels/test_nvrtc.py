@@ -223,6 +223,27 @@ def test_products_by_groups_are_in_registers(name, rows):
     assert text.count("wgmma.mma_async") == 2 * cut.blocks * rows // 64
 
 
+@pytest.mark.parametrize("width", [64, 128])
+def test_attention_by_groups_is_in_registers(width):
+    from ggsched_cuda_kernels.flash_attention import GROUPS
+    from ggsched_cuda_kernels.sources import options_for, text_of
+
+    numbers = {
+        **COMMON, "LANES": 32 * GROUPS.warps, "MT": 1, "BN": GROUPS.keys, "WIDTH": width,
+        "ACROSS": width, "PLANES": 1, "RESIDENT": 1, "ALONG": 0, "SKIPS": 0, "MASKED": 0,
+        "CAPPED": 0, "GROUP_MMA": 1, "HALVES": 1, "W_BF16": 1,
+    }  # fmt: skip
+    flags = options_for(FIRST_ARCH, tuple((name, str(n)) for name, n in numbers.items()))
+    source = text_of("flash_attention", "on", Launch.BY_ITSELF)
+    code = compiler().machine_code(source, flags)
+    counts = [int.from_bytes(found, "little") for found in REGISTERS.findall(code)]
+    assert 0 < max(counts) * 32 * GROUPS.warps <= OF_A_GROUP
+    text = compiler().ptx(source, flags)
+    assert "__local_depot" not in text
+    tiles = GROUPS.keys // 64 * (width // 16) + GROUPS.keys // 16 * (width // 64)
+    assert text.count("wgmma.mma_async") == tiles
+
+
 @pytest.mark.parametrize(
     ("heads", "width"), [(32, 128), (32, 64), (16, 256), (32, 256), (20, 80)], ids=str
 )

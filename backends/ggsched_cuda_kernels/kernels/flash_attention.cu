@@ -17,9 +17,14 @@
  * MASKED and CAPPED say whether there is a mask and a limit of the logits, SKIPS whether warps leave out what none of their
  * rows sees: tokens of several sequences see different rows.
  *
+ * GROUP_MMA says that groups of four warps multiply, from compute capability 9.0 on: queries are in registers, keys and values
+ * in local memory as tiles of 64 elements of each row (group_mma.h), of which some more are on their way. D and E are then
+ * multiples of 64, MT is 1, BN 64 or 128, and products of shares are under way while the next logits are.
+ *
  * Blocks of keys that no token of the group sees are skipped, and those that all of them see are not compared with bounds.
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
- * E + 2), with the largest logit and the sum at the end, for flash_join.
+ * E + 2), with the largest logit and the sum at the end, for flash_join. With HALVES 1 and no such groups rows are written as
+ * bf16 besides, for the product that follows.
  */
 #ifndef ASK_FOR
 #define ASK_FOR(p) asm volatile("prefetch.global.L2 [%0];" ::"l"(p))
@@ -38,18 +43,37 @@
 #define KEYS BN
 #define FIRST_KEY 0
 #endif
+#if GROUP_MMA
+#define K_PITCH (2 * WIDTH)
+#define V_PITCH (2 * ACROSS)
+#define STAGES (BN == 64 ? 4 : 3)
+#define AHEAD (STAGES - 2) /* steps that are requested before they are needed */
+#define PLACE_OF(row, c, pitch) ((c) / 8 * (BN * 128) + SWIZZLED(row, (c) % 8))
+#define ALIGNMENT 1024
+#else
 #define K_PITCH (2 * WIDTH + 16) /* eight rows of a matrix lie in different banks */
 #define V_PITCH (2 * ACROSS + 16)
+#define STAGES 2
+#define AHEAD 1
+#define PLACE_OF(row, c, pitch) ((row) * (pitch) + 16 * (c))
+#define PRODUCTS_SEE()
+#endif
 #define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
 #define LOADS 8 /* of queries that a lane has under way */
-/* Wait until the rows of step i are there for all, and all are done with those before them; request the next ones. */
-#define ADVANCE(i)                                                                                                  \
-  do {                                                                                                              \
-    COPIES_AWAIT(0);                                                                                                \
-    BARRIER();                                                                                                      \
-    if ((i) + 1 < steps)                                                                                            \
-      fetch(stages + ((i) + 1) % 2 * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], from + ((i) + 1) * BN, n);       \
-    COPIES_CLOSE();                                                                                                 \
+/* Wait until the rows of step i are there for all, and all are done with those before them (GROUP_MMA: before the one before);
+ * request others. */
+#define ADVANCE(i)                                                                                               \
+  do {                                                                                                           \
+    COPIES_AWAIT(AHEAD - 1);                                                                                     \
+    PRODUCTS_SEE();                                                                                              \
+    BARRIER();                                                                                                   \
+    REQUEST((i) + AHEAD);                                                                                        \
+  } while (0)
+#define REQUEST(i)                                                                                               \
+  do {                                                                                                           \
+    if ((i) < steps)                                                                                             \
+      fetch(stages + (i) % STAGES * STAGE_NBYTES, keys, tk.s[1], values, tv.s[1], from + (i) * BN, n);           \
+    COPIES_CLOSE();                                                                                              \
   } while (0)
 #define ALL_LANES 0xffffffffu
 #define HIDDEN FLOAT_OF_BITS(0xff800000u)
@@ -116,7 +140,7 @@ FN void take_eight(u8 *place, const u8 *row, int c) {
 FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
   for (int i = LANE; i < BN * (WIDTH / 8); i += LANES) {
     int row = i / (WIDTH / 8), c = i % (WIDTH / 8);
-    u8 *place = to + row * K_PITCH + 16 * c;
+    u8 *place = to + PLACE_OF(row, c, K_PITCH);
     if (n0 + row < n)
       TAKE_EIGHT(place, k + (i64)(n0 + row) * sk, c);
     else
@@ -125,7 +149,7 @@ FN void fetch(u8 *to, const u8 *k, i64 sk, const u8 *v, i64 sv, int n0, int n) {
   to += BN * K_PITCH;
   for (int i = LANE; i < BN * (ACROSS / 8); i += LANES) {
     int row = i / (ACROSS / 8), c = i % (ACROSS / 8);
-    u8 *place = to + row * V_PITCH + 16 * c;
+    u8 *place = to + PLACE_OF(row, c, V_PITCH);
     if (n0 + row < n)
       TAKE_EIGHT(place, v + (i64)(n0 + row) * sv, c);
     else
@@ -158,7 +182,7 @@ FN void ask_for_rows(const u8 *row, i64 step, int from, int to, int lines) {
 KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv, GLOBAL const u8 *q, Tens tq,
                         GLOBAL const u8 *mask, Tens tm, GLOBAL const u8 *sinks, Tens ts, GLOBAL const u8 *bounds,
                         Tens tb, GLOBAL u8 *y, Tens ty, GLOBAL u8 *parts, int has, float scale, float cap, int share,
-                        int blocks, int splits) {
+                        int blocks, int splits, GLOBAL u8 *halves) {
   LOCAL_BYTES(local);
 #if SKIPS
   LOCAL int ends[WARPS]; /* not in registers, which are all in use */
@@ -167,7 +191,11 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
 #if !READS_EARLY
   EARLY_WAIT();
 #endif
+#if GROUP_MMA
+  u8 *stages = local + (-LOCAL_ADDRESS(local) & (ALIGNMENT - 1));
+#else
   u8 *queries = local, *stages = local + PLANES * BM * K_PITCH;
+#endif
   int n = tk.n[1], tokens = tq.n[1], heads = tq.n[2], group = GROUP(1), split = GROUP(2);
   int row0 = (blocks - 1 - GROUP(0)) * BM, rows = MIN(BM, tokens * share - row0);
   int g = WARP_LANE / 4, t = WARP_LANE % 4;
@@ -199,8 +227,18 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   EARLY_WAIT();
 #endif
   int steps = from < to ? (to - from + BN - 1) / BN : 0;
-  if (steps > 0) fetch(stages, keys, tk.s[1], values, tv.s[1], from, n);
-  COPIES_CLOSE();
+  UNROLL for (int i = 0; i < AHEAD; i++) REQUEST(i);
+#if GROUP_MMA
+  u32 a_of_q[WIDTH / 16][4];
+  UNROLL for (int half = 0; half < 2; half++) {
+    int r = FIRST_ROW + 8 * half + g, at = row0 + MIN(r, rows - 1), token = at / share;
+    GLOBAL const u8 *row = q + tq.off + token * tq.s[1] + (group * share + at - token * share) * tq.s[2] + 8 * t;
+    UNROLL for (int d = 0; d < WIDTH / 8; d++) {
+      float2 x = *(const float2 *)(row + 32 * d);
+      a_of_q[d / 2][d % 2 * 2 + half] = PAIR_OF(x.x, x.y);
+    }
+  }
+#else
   /* Many loads of a lane are under way before the first one is waited for. */
   for (int begin = LANE; begin < BM * (WIDTH / 4); begin += LANES * LOADS) {
     float4 x[LOADS];
@@ -221,6 +259,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
   }
+#endif
 
   int first[MT][2], end[MT][2];
 #if MASKED
@@ -244,6 +283,9 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   UNROLL for (int i = 0; i < 2 * MT; i++) top[i / 2][i % 2] = HIDDEN, total[i / 2][i % 2] = 0.0f;
   float factor = CAPPED ? scale / cap : scale * LOG2E, height = cap * LOG2E;
   int it = 0;
+#if GROUP_MMA
+  u32 a_of_s[KEYS / 16][4];
+#endif
 #if SKIPS
   /* Steps in which some row of a warp sees something; in the others it only helps to fetch. */
   {
@@ -258,11 +300,11 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   }
   for (; it < ends[WARP_INDEX]; it++) {
 #else
-  int is_idle = FIRST_ROW >= rows;
+  int is_idle = !GROUP_MMA && FIRST_ROW >= rows;
   for (; it < steps; it++) {
 #endif
     int n0 = from + it * BN;
-    const u8 *ks = stages + it % 2 * STAGE_NBYTES, *vs = ks + BN * K_PITCH;
+    const u8 *ks = stages + it % STAGES * STAGE_NBYTES, *vs = ks + BN * K_PITCH;
     ADVANCE(it);
 #if !SKIPS
     if (is_idle) continue;
@@ -270,6 +312,20 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
 
     float s[MT][KEYS / 8][4];
     UNROLL for (int i = 0; i < MT * KEYS / 2; i++) s[i / (KEYS / 2)][i % (KEYS / 2) / 4][i % 4] = 0.0f;
+#if GROUP_MMA
+    float *logits = &s[0][0][0];
+    UNROLL for (int i = 0; i < KEYS / 2; i++) HELD(logits[i]);
+    PRODUCTS_OPEN();
+    UNROLL for (int d = 0; d < WIDTH / 16; d++) {
+      UNROLL for (int j = 0; j < KEYS / 64; j++) {
+        MULTIPLY_GROUP(logits + 32 * j, a_of_q[d], ks + d / 4 * (BN * 128) + j * (64 * 128) + d % 4 * 32, d > 0);
+      }
+    }
+    PRODUCTS_CLOSE();
+    PRODUCTS_AWAIT(); /* also for those of shares */
+    UNROLL for (int i = 0; i < KEYS / 2; i++) HELD(logits[i]);
+    UNROLL for (int i = 0; i < ACROSS / 2; i++) HELD(o[0][i / 4][i % 4]);
+#else
     UNROLL for (int d = 0; d < WIDTH / 16; d++) {
       u32 a[MT * PLANES][4];
       UNROLL for (int m = 0; m < MT * PLANES; m++) {
@@ -286,6 +342,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
         }
       }
     }
+#endif
 
     int is_inner = n0 >= inner_from && n0 + BN <= inner_to && n0 + BN <= to && !MASKED;
     UNROLL for (int m = 0; m < MT; m++) {
@@ -324,6 +381,24 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
 
+#if GROUP_MMA
+    UNROLL for (int j = 0; j < KEYS / 16; j++) {
+      UNROLL for (int i = 0; i < 4; i++) {
+        a_of_s[j][i] = PAIR_OF(s[0][2 * j + i / 2][i % 2 * 2], s[0][2 * j + i / 2][i % 2 * 2 + 1]);
+      }
+    }
+    UNROLL for (int i = 0; i < ACROSS / 2; i++) HELD(o[0][i / 4][i % 4]);
+    PRODUCTS_OPEN();
+    UNROLL for (int j = 0; j < KEYS / 16; j++) {
+      UNROLL for (int e = 0; e < ACROSS / 64; e++) {
+        MULTIPLY_TURNED(&o[0][8 * e][0], a_of_s[j], vs + e * (BN * 128) + j * (16 * 128), 1);
+      }
+    }
+    PRODUCTS_CLOSE();
+  }
+  PRODUCTS_AWAIT();
+  UNROLL for (int i = 0; i < ACROSS / 2; i++) HELD(o[0][i / 4][i % 4]);
+#else
     UNROLL for (int j = 0; j < KEYS / 16; j++) {
       u32 a[MT * PLANES][4];
       UNROLL for (int i = 0; i < 4 * MT * PLANES; i++) {
@@ -342,6 +417,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
   }
+#endif
 #if SKIPS
   for (; it < steps; it++) ADVANCE(it);
 #endif
@@ -418,7 +494,11 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
       if (r >= rows) continue;
       UNROLL for (int e = 0; e < ACROSS / 8; e++) {
-        *(float2 *)(place + 32 * e + 8 * t) = make_float2(o[m][e][2 * half] * by, o[m][e][2 * half + 1] * by);
+        float2 x = make_float2(o[m][e][2 * half] * by, o[m][e][2 * half + 1] * by);
+        *(float2 *)(place + 32 * e + 8 * t) = x;
+#if HALVES
+        *(u32 *)(halves + 2 * (((i64)token * heads + head) * ACROSS + 8 * e + 2 * t)) = bf16_pair(x.x, x.y);
+#endif
       }
     }
   }
