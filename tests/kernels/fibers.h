@@ -69,6 +69,7 @@ void host_multiply_tf32_(float *sum, const unsigned *a, const unsigned *b);
 unsigned host_tf32_of_(float x);
 void host_load_matrices_(unsigned *to, const unsigned char *p, bool is_turned);
 unsigned host_pair_of_(float low, float high, bool are_bf16);
+unsigned host_multiply_pairs_(unsigned a, unsigned b);
 unsigned host_sub_halves_(unsigned a, unsigned b);
 unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector);
 

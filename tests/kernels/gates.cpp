@@ -207,6 +207,10 @@ unsigned host_sub_halves_(unsigned a, unsigned b) {
   unsigned low = host_half_of_float_(host_float_of_half_(a & 65535) - host_float_of_half_(b & 65535));
   return low | (unsigned)host_half_of_float_(host_float_of_half_(a >> 16) - host_float_of_half_(b >> 16)) << 16;
 }
+unsigned host_multiply_pairs_(unsigned a, unsigned b) {
+  unsigned low = host_half_of_float_(host_float_of_half_(a & 65535) * host_float_of_half_(b & 65535));
+  return low | (unsigned)host_half_of_float_(host_float_of_half_(a >> 16) * host_float_of_half_(b >> 16)) << 16;
+}
 unsigned host_permuted_or_sign_(unsigned a, unsigned b, unsigned selector) {
   unsigned result = 0;
   for (int i = 0; i < 4; i++) {

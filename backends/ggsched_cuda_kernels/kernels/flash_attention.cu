@@ -322,7 +322,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
       }
     }
     PRODUCTS_CLOSE();
-    PRODUCTS_AWAIT(); /* also for those of shares */
+    PRODUCTS_AWAIT(0); /* also for those of shares */
     UNROLL for (int i = 0; i < KEYS / 2; i++) HELD(logits[i]);
     UNROLL for (int i = 0; i < ACROSS / 2; i++) HELD(o[0][i / 4][i % 4]);
 #else
@@ -396,7 +396,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
     }
     PRODUCTS_CLOSE();
   }
-  PRODUCTS_AWAIT();
+  PRODUCTS_AWAIT(0);
   UNROLL for (int i = 0; i < ACROSS / 2; i++) HELD(o[0][i / 4][i % 4]);
 #else
     UNROLL for (int j = 0; j < KEYS / 16; j++) {

@@ -1,7 +1,7 @@
 /* Products of matrices by four warps of compute capability 9.0 (sm_90a), behind mma.h: sum = a b, or += with `adds`, for a of
  * 64 rows in registers and b of 64 columns in shared memory, of 16 elements of f16 (W_BF16: bf16). Lanes have of a and of the sum what they
  * have for mma.m16n8k16, warp i of rows 16 i on. Columns of b (MULTIPLY_TURNED: its 16 rows) are rows of 128 bytes, which lie as SWIZZLED says. The products
- * are under way until PRODUCTS_AWAIT; registers and shared memory are theirs until then. */
+ * are under way until PRODUCTS_AWAIT, which leaves as many of the newest sets; registers and shared memory are theirs until then. */
 #define SWIZZLED(row, chunk) ((row) * 128 + (((chunk) ^ ((row) & 7)) << 4)) /* byte of a chunk of 16, in tiles of 1024 */
 #ifndef GROUP_MMA
 #define GROUP_MMA 0
@@ -27,11 +27,11 @@
 MULTIPLY_GROUP_(multiply_group_, "0")
 MULTIPLY_GROUP_(multiply_turned_, "1")
 #define MULTIPLY_GROUP(d, a, b, adds) multiply_group_((d), (a), (b), (adds))
-#define MULTIPLY_TURNED(d, a, b, adds) multiply_turned_((d), (a), (b), (adds))
+#define MULTIPLY_TURNED(d, a, b, more) multiply_turned_((d), (a), (b), (more))
 /* Lets products read what this lane has copied to shared memory, behind the next barrier. */
 #define PRODUCTS_SEE() asm volatile("fence.proxy.async.shared::cta;" ::: "memory")
 #define PRODUCTS_OPEN() asm volatile("wgmma.fence.sync.aligned;" ::: "memory")
 #define PRODUCTS_CLOSE() asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory")
-#define PRODUCTS_AWAIT() asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory")
+#define PRODUCTS_AWAIT(newer) asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(newer) : "memory")
 #define HELD(x) asm volatile("" : "+f"(x)::"memory") /* a register that is written behind the compiler's back */
 #endif

@@ -464,7 +464,30 @@ FN void block_fragment(u32 *to, LOCAL_PTR const u8 *block, int j, int t, float u
 }
 #endif
 
-/* The products of a unit, a piece or a long block, are sums of the tensor cores, under way while the weights of the next piece
+#if !LONG_BLOCKS
+#if defined(W_MXFP4)
+#define NUMBERS 16384.0f /* what undoes the 2^-14 of `fragment` */
+#else
+#define NUMBERS 1.0f
+#endif
+/* What scales of a stretch of a row are multiplied with, so that none is larger than NUMBERS, and what undoes it. */
+FN void stretch_scale(float *unit, LOCAL_PTR const u8 *row) {
+  float top = FLOAT_OF_BITS(1u << 23);
+  UNROLL for (int j = 0; j < KB; j++) {
+    float size = fabsf(scale_of(row, 0, j, 0));
+    top = MAX(top, size);
+  }
+  unit[0] = 1.0f / top, unit[1] = top * (1.0f / NUMBERS);
+}
+FN u32 multiply_pairs_(u32 a, u32 b) {
+  u32 product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+#define MULTIPLY_PAIRS(a, b) multiply_pairs_((a), (b))
+#endif
+
+/* The products of a unit, a stretch or a long block, are sums of the tensor cores, under way while the weights of the next piece
  * are unpacked, and then added to those of the units before. */
 FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, LOCAL_PTR const i64 *yo,
                           LOCAL_PTR const i64 *so, LOCAL_PTR float *scales) {
@@ -512,7 +535,10 @@ FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, L
     LOCAL_PTR const u8 *of_rows[2] = {row + ((u64)from & 15), row + 8 * W_PITCH + ((u64)(from + 8 * rows.step) & 15)};
     UNROLL for (int j = 0; j < KB; j++) {
       const int now = j % 2;
-      const int begins = !LONG_BLOCKS || (j == 0 && piece == 0);
+      const int begins = j == 0 && piece == 0;
+#if BM > 64
+      PRODUCTS_AWAIT(1); /* those of the piece before the last, whose registers are written next */
+#endif
       float of_next[2];
       UNROLL for (int r = 0; r < 2; r++) {
         u32 pairs[4];
@@ -521,12 +547,16 @@ FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, L
         block_fragment(pairs, of_rows[r], piece + j, t, up[r][0]);
         of_next[r] = up[r][1];
 #else
+        if (begins) stretch_scale(up[r], of_rows[r]);
         fragment(pairs, of_rows[r], 0, j, t);
-        of_next[r] = scale_of(of_rows[r], 0, j, 0);
+        float ratio = scale_of(of_rows[r], 0, j, 0) * up[r][0] * NUMBERS;
+        u32 twice = PAIR_OF(ratio, ratio);
+        UNROLL for (int i = 0; i < 4; i++) pairs[i] = MULTIPLY_PAIRS(pairs[i], twice);
+        of_next[r] = up[r][1];
 #endif
         UNROLL for (int i = 0; i < 4; i++) a[now][i / 2][i % 2 * 2 + r] = pairs[i];
       }
-      PRODUCTS_AWAIT();
+      if (begins || BM == 64) PRODUCTS_AWAIT(0);
       if (begins) {
         UNROLL for (int i = 0; i < TT * 4; i++) HELD(made[i]);
         UNROLL for (int i = 0; i < TT; i++) add_scaled(sum[0][i], made + 4 * i, of_unit[0], of_unit[1]);
@@ -552,7 +582,7 @@ FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, L
     }
     COPIES_CLOSE();
   }
-  PRODUCTS_AWAIT();
+  PRODUCTS_AWAIT(0);
   UNROLL for (int i = 0; i < TT * 4; i++) HELD(made[i]);
   UNROLL for (int i = 0; i < TT; i++) add_scaled(sum[0][i], made + 4 * i, of_unit[0], of_unit[1]);
   if (LANE < rows.count) scales[LANE] = scale;
