@@ -2,7 +2,8 @@
 
 A GPU that has all layers reads each weight once for a micro-batch, and larger products keep it
 busier: prompts of 8,192 tokens took 0.91 of the time with 2,048 instead of 512 tokens (8B bf16,
-H100), 0.82 (gpt-oss 20B) and 0.87 (8B over two GPUs that share layers). Elsewhere several
+H100), 0.82 (gpt-oss 20B) and 0.87 (8B over two GPUs that share layers); a prompt of 4,096 tokens in
+one took 0.97 of two of 2,048 (8B bf16, H200). Elsewhere several
 micro-batches of a batch are under way at once, on a pipeline or beside experts of a CPU, or nothing
 is gained.
 """
@@ -16,7 +17,7 @@ from ggsched_llm.offload import EMBEDDING, Homes
 from ggsched_llm.session_options import DEFAULT_STEP, SessionOptions
 from ggsched_llm.token_inputs import NEXT_TOKEN
 
-_SIZES: Final = (2048, 1024)
+_SIZES: Final = (4096, 2048, 1024)
 _SHARE: Final = 0.9
 """Of the memory that was free, which weights, caches and results may take together."""
 

@@ -68,7 +68,7 @@ class SessionOptions:
     )  # fmt: skip
     n_ubatch: int | None = flag(
         None, "-ub --ubatch-size", _number,
-        "Tokens of one micro-batch, which is one run of a plan. [default: auto, 512; up to 2048 "
+        "Tokens of one micro-batch, which is one run of a plan. [default: auto, 512; up to 4096 "
         "where GPUs have all layers and their memory allows]",
         heading="Sizes", metavar="N",
     )  # fmt: skip

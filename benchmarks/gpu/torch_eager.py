@@ -1,9 +1,9 @@
 """A prompt of 8B in bf16 beside PyTorch eager: ``python -m benchmarks.gpu.torch_eager``.
 
 PyTorch computes the whole prompt as one batch: products, SDPA and ``rms_norm``, all in bf16, with
-no cache, logits of the last token. The session has the same shapes, and random weights of its own.
-Both take turns in one process; one line of JSON says tokens per second of each, the best of
-``ROUNDS``, and ``ratio``, ours by PyTorch's.
+no cache, logits of the last token. The session is fed the same batch, and has the same shapes and
+random weights of its own. Both take turns in one process; one line of JSON says tokens per second
+of each, and ``ratio``, ours by PyTorch's, of the best of ``ROUNDS``.
 """
 
 import argparse
@@ -83,8 +83,7 @@ def main() -> int:
     asked = parser.parse_args()
     hp, count = MODELS[asked.model], asked.tokens
     spec = spec_of(hp, BF16)
-    batch = max(asked.ubatch or 0, SessionOptions().n_batch)
-    options = SessionOptions(n_ctx=count, n_batch=batch, n_ubatch=asked.ubatch)
+    options = SessionOptions(n_ctx=count, n_batch=count, n_ubatch=asked.ubatch)
     tokens = np.random.default_rng(1).integers(0, hp.n_vocab, count).tolist()
     wait = torch.cuda.synchronize if asked.torch_device == "cuda" else (lambda: None)
     torch.set_grad_enabled(False)

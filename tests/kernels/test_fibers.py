@@ -63,7 +63,7 @@ WORDS = {
     "MULTIPLY_ADD(sum, a, b, scratch)": "host_multiply_add_((sum), (a), (b))",
     "MULTIPLY_HALVES(sum, a, b)": "host_multiply_halves_((sum), (a), (b), HALVES_ARE_BF16)",
     "MULTIPLY_GROUP(d, a, b, adds)": "host_multiply_group_((d), (a), (b), (adds), HALVES_ARE_BF16)",
-    "MULTIPLY_TURNED(d, a, b, more)": "host_multiply_turned_((d), (a), (b), (more), HALVES_ARE_BF16)",
+    "MULTIPLY_TURNED(d, a, b, more)": "host_multiply_turned_((d), (a), (b), more, HALVES_ARE_BF16)",
     "LOCAL_ADDRESS(p)": "((u32)(u64)(p))",
     "PRODUCTS_SEE()": "",
     "PRODUCTS_OPEN()": "",

@@ -29,6 +29,7 @@ def homes(*devices):
     ("options", "devices", "used", "lanes", "sizes"),
     [
         (FREE, (GPU,), (0,), 1, (2048, 1024)),
+        (replace(FREE, n_batch=8192), (GPU,), (0,), 1, (4096, 2048, 1024)),
         (FREE, (CPU, GPU), (1, 1), 1, (2048, 1024)),  # the embedding stays on the host
         (FREE, (CPU, GPU), (0, 1), 1, ()),
         (FREE, (GPU, GPU), (0, 1), 1, ()),  # a pipeline
