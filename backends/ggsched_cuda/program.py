@@ -194,9 +194,9 @@ class CudaProgram:
         (m, n, k), x = call.size, self._address(call.x)
         bound = ((call.w, call.y), *call.more)
         places = sorted((self._address(w), self._address(y)) for w, y in bound)
-        batches = batches_of(places, call.kind) if call.more else call.batches
+        batches = batches_of(places, call.kind, call.is_narrow) if call.more else call.batches
         how: dict[str, Any] = {"kind": call.kind, "rows": call.rows, "adds": call.adds}
-        how["precision"] = call.precision
+        how |= {"precision": call.precision, "is_narrow": call.is_narrow}
         handle, at_once = self.stream.queue.blas(), batches or call.batches
         found = [
             Product(handle, m, n, k, w, x, y, batches=at_once, has_columns=call.has_columns, **how)

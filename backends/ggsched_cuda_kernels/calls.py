@@ -30,6 +30,7 @@ class ProductCall:
             distance of w in ``rows`` is then from one element of a row to the next.
         more: Other weights that the same x is multiplied with, and where to; only with one batch.
         precision: What factors of f32 may be rounded to.
+        is_narrow: Whether y is of type ``kind`` instead.
     """
 
     size: tuple[int, int, int]
@@ -44,6 +45,7 @@ class ProductCall:
     has_columns: bool = False
     more: tuple[tuple[Place, Place], ...] = ()
     precision: Precision = "f32"
+    is_narrow: bool = False
 
 
 Call = KernelCall | ProductCall | StreamCall

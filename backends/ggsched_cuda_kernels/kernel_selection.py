@@ -39,7 +39,7 @@ from ggsched_cuda_kernels.decode.sums import fits_sum_add, join_last_sum, lower_
 from ggsched_cuda_kernels.delta_scan import fits_scan, lower_scan
 from ggsched_cuda_kernels.flash_attention import ALL_DTYPES as FLASH
 from ggsched_cuda_kernels.flash_attention import fits_flash, lower_flash
-from ggsched_cuda_kernels.gated_rows import fits_gated, lower_gated
+from ggsched_cuda_kernels.gated_rows import fits_gated, fits_narrow, lower_gated, lower_narrow
 from ggsched_cuda_kernels.halves import writing_halves
 from ggsched_cuda_kernels.passes import fits_passes, lower_passes
 from ggsched_cuda_kernels.pdl_prefetch import reading_early
@@ -135,6 +135,7 @@ FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul+swiglu": Fused(fits_gated_norm, lower_gated_norm),
     "rope+set_rows": Fused(lambda s: fits_rope_rows(*(site.node for site in s)), lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
+    "mul_mat*2+swiglu": Fused(fits_narrow, lower_narrow),
     PATTERN: Fused(fits_sums, lower_sums),
 }
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
@@ -175,8 +176,9 @@ def neighbours_of(profile: TuningProfile) -> frozenset[str]:
 
 def fusions_of(profile: TuningProfile) -> frozenset[str]:
     """Return the patterns that a GPU declares."""
-    joined = GEMV_PATTERNS | EXPERT_PATTERNS if profile.has_tma else frozenset()
-    return frozenset(FUSED) | joined | supported_fusions(profile)
+    joined = GEMV_PATTERNS | EXPERT_PATTERNS
+    own = frozenset(FUSED) | joined if profile.has_tma else frozenset(FUSED) - joined
+    return own | supported_fusions(profile)
 
 
 def choose(site: CudaLoweringContext) -> KernelRule | None:

@@ -26,7 +26,7 @@ class SoftwareBlas:
 
     def gemm_strided_batched_ex(self, handle, w_turned, _n, n, m, k, _one, *rest):
         """As cuBLAS has it, columns first: y^T = w x^T."""
-        w, kind, w_row, w_step, x, _kind, x_row, x_step, beta, y, _f32, *rest = rest
+        w, kind, w_row, w_step, x, _kind, x_row, x_step, beta, y, y_kind, *rest = rest
         y_row, y_step, batches, compute, *_how = rest
         adds = ctypes.c_float.from_address(beta).value
 
@@ -36,9 +36,12 @@ class SoftwareBlas:
                 a = _rounded(_matrix(w, kind, *size, w_row, place), compute)
                 a = a if w_turned else a.T
                 c = _rounded(_matrix(x, kind, m, k, x_row, b * x_step), compute)
-                target = _rows_at(y + 4 * b * y_step, np.float32, m, n, y_row)
+                is_narrow = y_kind == kind != 0
+                itemsize, held = (2, np.uint16) if is_narrow else (4, np.float32)
+                target = _rows_at(y + itemsize * b * y_step, held, m, n, y_row)
                 with np.errstate(all="ignore"):  # of infinities and NaN
-                    target[...] = c @ a.T + (target if adds else 0)
+                    made = c @ a.T + (target if adds else 0)
+                    target[...] = _rounded(made, 75).view(np.uint32) >> 16 if is_narrow else made
 
         self._driver.give(self._streams[handle], "kernel", run)
 

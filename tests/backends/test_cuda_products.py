@@ -272,6 +272,31 @@ class TestRoundedOnTheHost:
     def _rounded(self, monkeypatch, unpacked):
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
 
+    @pytest.mark.parametrize("is_read", [False, True])
+    def test_gate_and_up_of_many_rows_are_bf16(self, runner, monkeypatch, is_read):
+        """Unless somebody else reads one of them; the next product gets rows from the same call."""
+        from ggsched_cuda import program
+        from ggsched_cuda_kernels.kernel_selection import lower
+
+        monkeypatch.setattr("ggsched_cuda_kernels.gated_rows.NARROW_ROWS", 40)
+        g = GraphBuilder("gated")
+        x = g.input("x", (40, 64))
+        gate, up = (g.mul_mat(g.weight(name, (96, 64), BF16), x) for name in ("gate", "up"))
+        made = g.swiglu(gate, up)
+        more = [g.scale(up, 2.0)] if is_read else []
+        graph = g.build(g.mul_mat(g.weight("down", (48, 96), BF16), made), made, *more)
+        values = drawn(graph, 5)
+        used = []
+        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        found = run(runner, graph, values, arch=90)
+        for tid, array in wanted.items():
+            assert is_within(found[tid], array, allowed[tid])
+        calls = [c for made, _ in used for c in made if isinstance(c, KernelCall)]
+        narrow = [c for c in calls if ("NARROW", "1") in c.defines]
+        assert [("HALVES", "1") in c.defines for c in narrow] == ([] if is_read else [True])
+
     @pytest.mark.parametrize("dtype", [BF16, *PACKED], ids=str)
     @pytest.mark.parametrize(("n", "k"), [(24, 64), (300, 32)])
     def test_products(self, runner, dtype, n, k, monkeypatch):

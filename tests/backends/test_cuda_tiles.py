@@ -359,6 +359,27 @@ def test_experts_of_several_scales_stay_packed(dtype):
         assert max(shared) <= H200.local_nbytes // 2
 
 
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, MXFP4, Q4_K, Q6_K], ids=str)
+def test_each_number_of_rows_has_its_kernel(dtype):
+    """Of an 8B on capability 9.0: each step of more rows reads and unpacks the weight once more."""
+    found = {}
+    for rows in (9, 32, 33, 64, 65, 128, 129, 256, 257):
+        g = GraphBuilder("product")
+        w, x = g.weight("w", (14336, 4096), dtype), g.input("x", (rows, 4096))
+        profile = replace(H200, activations="auto", group_mma=True)
+        calls, _ = lowered(g.mul_mat(w, x), g=g, profile=profile)
+        call = next(c for c in calls if getattr(c, "kernel", "") != "to_halves")
+        found[rows] = call.kernel
+        if call.kernel == "tile_product":
+            cut = dict(call.defines)
+            found[rows] = cut["GROUP_MMA"], cut["BM"], call.groups[2 if call.cluster > 1 else 1]
+    one, two = ("1", "128", 1), ("1", "128", 2)
+    assert found == {
+        9: ("0", "16", 1), 32: ("0", "32", 1), 33: ("1", "64", 1), 64: ("1", "64", 1), 65: one,
+        128: one, 129: two, 256: two, 257: "to_f16",
+    }  # fmt: skip
+
+
 def test_what_keeps_products_apart():
     """Other rows, another type, and results that share bytes with what another product reads."""
     from ggsched_cuda_kernels.kernel_selection import lower

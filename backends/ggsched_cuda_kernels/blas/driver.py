@@ -99,14 +99,18 @@ def bind_handle(handle: int, stream: int, workspace: int) -> None:
     cublas.set_workspace(handle, workspace, WORKSPACE_NBYTES)
 
 
-def batches_of(places: Sequence[tuple[int, int]], kind: int) -> tuple[int, int, int, int] | None:
+def batches_of(
+    places: Sequence[tuple[int, int]], kind: int, is_narrow: bool = False
+) -> tuple[int, int, int, int] | None:
     """Return products of one x as batches, see ``Product``; None if they are not evenly apart.
 
     Args:
         places: Addresses of weights, and of results.
         kind: Type of the weights.
+        is_narrow: Whether results are of that type instead of f32.
     """
-    sizes = 4 if kind == F32 else 2, 4
+    size = 4 if kind == F32 else 2
+    sizes = size, size if is_narrow else 4
     steps = []
     for addresses, size in zip(zip(*places, strict=True), sizes, strict=True):
         apart = {b - a for a, b in pairwise(addresses)}
@@ -124,7 +128,7 @@ class Product:
         handle: The stream's handle.
         m, n, k: Rows of x, rows of w, length of the sum.
         w, x, y: Addresses. Elements lie side by side along the last axis.
-        kind: Type of w and of x; y is f32.
+        kind: Type of w and of x; y is f32, or with ``is_narrow`` of that type.
         rows: Distances of rows of w, x, y in elements.
         batches: Number of batches, and distances of those of w, x, y in elements.
         adds: Whether to add to what y holds.
@@ -155,11 +159,13 @@ class Product:
         adds: bool = False,
         has_columns: bool = False,
         precision: Precision = "f32",
+        is_narrow: bool = False,
     ) -> None:
         count, step_w, step_x, step_y = batches
         aligned = (w % _ALIGNMENT, x % _ALIGNMENT, y % _ALIGNMENT)
         self.handle = handle
-        self.kind_of_call = (m, n, k, aligned, kind, precision, rows, batches, adds, has_columns)
+        how = (precision, rows, batches, adds, has_columns, is_narrow)
+        self.kind_of_call = (m, n, k, aligned, kind, *how)
         # cuBLAS counts columns first, so it computes y^T = w x^T.
         self._call = _cublas().gemm_strided_batched_ex
         self._arguments = (
@@ -167,7 +173,7 @@ class Product:
             w, kind, rows[0], step_w,
             x, kind, rows[1], step_x,
             ONE if adds else ZERO,
-            y, F32, rows[2], step_y,
+            y, kind if is_narrow else F32, rows[2], step_y,
             count, _COMPUTE[precision], _DEFAULT_ALGORITHM,
         )  # fmt: skip
 
