@@ -36,6 +36,7 @@ from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import LeafRule, leaf_values
 from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.test_cuda_products import EXACT, H200, lowered, run
+from tests.kernels import test_fibers as fibers
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
 DTYPES = (BF16, F16, Q8_0, Q4_0, MXFP4)
@@ -250,10 +251,15 @@ class TestOnTheHost:
         ids=str,
     )
     def test_more_rows_by_groups_of_warps(self, runner, dtype, rows, k, columns, monkeypatch):
-        """Rows inside of larger ones, which begin anywhere; the largest scales stay exact."""
+        """Rows inside of larger ones, whose blocks begin anywhere.
+
+        The host would read words at any byte, where a GPU loses its context: the process ends there.
+        """
         from ggsched_cuda import program
         from ggsched_cuda_kernels.kernel_selection import lower
 
+        traps = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
+        monkeypatch.setattr(fibers, "FLAGS", (*fibers.FLAGS, *traps))
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
         monkeypatch.setenv("GGSCHED_STREAMS", "1")
         g = GraphBuilder("products")

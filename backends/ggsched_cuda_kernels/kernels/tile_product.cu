@@ -443,9 +443,10 @@ FN void block_power(float *up, LOCAL_PTR const u8 *block, int t) {
 }
 
 /* As `fragment`, times `up` and rounded to f16: lanes exchange what they have unpacked. */
-FN void block_fragment(u32 *to, LOCAL_PTR const u8 *block, int j, int t, float up) {
+FN void block_fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int j, int t, float up) {
+  LOCAL_PTR const u8 *block = row + at;
   u32 words[2];
-  unpack_words(words, words + 1, block, 0, j, t);
+  unpack_words(words, words + 1, row, at, j, t);
   UNROLL for (int half = 0; half < 2; half++) {
     int part = j * PARTS + half % PARTS, from = t / 2;
     u32 low = (u32)__shfl_sync(0xffffffffu, (int)words[half], from, 4);
@@ -471,10 +472,10 @@ FN void block_fragment(u32 *to, LOCAL_PTR const u8 *block, int j, int t, float u
 #define NUMBERS 1.0f
 #endif
 /* What scales of a stretch of a row are multiplied with, so that none is larger than NUMBERS, and what undoes it. */
-FN void stretch_scale(float *unit, LOCAL_PTR const u8 *row) {
+FN void stretch_scale(float *unit, LOCAL_PTR const u8 *row, int at) {
   float top = FLOAT_OF_BITS(1u << 23);
   UNROLL for (int j = 0; j < KB; j++) {
-    float size = fabsf(scale_of(row, 0, j, 0));
+    float size = fabsf(scale_of(row, at, j, 0));
     top = MAX(top, size);
   }
   unit[0] = 1.0f / top, unit[1] = top * (1.0f / NUMBERS);
@@ -532,7 +533,8 @@ FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, L
     const int piece = 0;
 #endif
     GLOBAL const u8 *from = rows.w + n * rows.step + ahead;
-    LOCAL_PTR const u8 *of_rows[2] = {row + ((u64)from & 15), row + 8 * W_PITCH + ((u64)(from + 8 * rows.step) & 15)};
+    /* Rows begin at multiples of 16 bytes, blocks anywhere behind. */
+    const int at[2] = {(int)((u64)from & 15), (int)((u64)(from + 8 * rows.step) & 15)};
     UNROLL for (int j = 0; j < KB; j++) {
       const int now = j % 2;
       const int begins = j == 0 && piece == 0;
@@ -541,15 +543,16 @@ FN void product_of_groups(const Rows rows, LOCAL_PTR u8 *memory, GLOBAL u8 *y, L
 #endif
       float of_next[2];
       UNROLL for (int r = 0; r < 2; r++) {
+        LOCAL_PTR const u8 *of_row = row + 8 * r * W_PITCH;
         u32 pairs[4];
 #if LONG_BLOCKS
-        if (begins) block_power(up[r], of_rows[r], t);
-        block_fragment(pairs, of_rows[r], piece + j, t, up[r][0]);
+        if (begins) block_power(up[r], of_row + at[r], t);
+        block_fragment(pairs, of_row, at[r], piece + j, t, up[r][0]);
         of_next[r] = up[r][1];
 #else
-        if (begins) stretch_scale(up[r], of_rows[r]);
-        fragment(pairs, of_rows[r], 0, j, t);
-        float ratio = scale_of(of_rows[r], 0, j, 0) * up[r][0] * NUMBERS;
+        if (begins) stretch_scale(up[r], of_row, at[r]);
+        fragment(pairs, of_row, at[r], j, t);
+        float ratio = scale_of(of_row, at[r], j, 0) * up[r][0] * NUMBERS;
         u32 twice = PAIR_OF(ratio, ratio);
         UNROLL for (int i = 0; i < 4; i++) pairs[i] = MULTIPLY_PAIRS(pairs[i], twice);
         of_next[r] = up[r][1];
