@@ -253,7 +253,7 @@ class TestOnTheHost:
     def test_more_rows_by_groups_of_warps(self, runner, dtype, rows, k, columns, monkeypatch):
         """Rows inside of larger ones, whose blocks begin anywhere.
 
-        The host would read words at any byte, where a GPU loses its context: the process ends there.
+        The host would read words at any byte, where a GPU loses its context: here it traps.
         """
         from ggsched_cuda import program
         from ggsched_cuda_kernels.kernel_selection import lower
