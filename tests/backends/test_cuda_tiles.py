@@ -247,6 +247,17 @@ class TestOnTheHost:
             (Q4_0, 140, 384, (136, 8, 1)),
             (Q4_K, 40, 1280, (72,)),
             (Q6_K, 70, 768, (72,)),
+            *(
+                pytest.param(d, rows, 768, (72,), marks=pytest.mark.slow)
+                for d, rows in (
+                    (Q2_K, 40),
+                    (Q3_K, 70),
+                    (Q3_K, 40),
+                    (Q5_K, 70),
+                    (IQ4_XS, 40),
+                    (Q6_K, 40),
+                )
+            ),
         ],
         ids=str,
     )
