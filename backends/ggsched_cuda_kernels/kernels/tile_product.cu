@@ -19,6 +19,9 @@
  * LONG_BLOCKS: a block has more elements than a stretch, BLOCK_STRETCHES times as many. Blocks are held in memory of their
  * own, two for each row of w, and the next one is copied a share with each stretch of x.
  *
+ * GROUP_MMA: groups of four warps multiply (group_mma.h), 64 or 128 rows of x. Warps unpack their rows of w, times their scales,
+ * to f16; rows of x lie in tiles of 64 elements. For one weight, PLANES 1, and k of whole stretches.
+ *
  * WEIGHTS 2 or 3: products of the same rows with several weights, whose columns follow each other.
  *
  * CONSTANT_W says that nobody writes the weights: their first stretches are requested while the predecessor still runs.
