@@ -3,16 +3,22 @@
 import numpy as np
 import numpy.typing as npt
 
+from ggsched.backend.protocols import HostMemory
 from ggsched.errors import DeviceFault
 from ggsched_kernels.fault_words import FAULT_WORDS, FaultCodes
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 
 
 class IdCheck:
-    """A copy of a stream's fault words, made by the queue at one point of the stream."""
+    """A copy of a stream's fault words, made by the queue at one point of the stream.
 
-    def __init__(self, codes: FaultCodes) -> None:
-        self.words: npt.NDArray[np.int32] = np.zeros(FAULT_WORDS, np.int32)
+    Args:
+        codes: Of the stream.
+        memory: Host memory for the copy.
+    """
+
+    def __init__(self, codes: FaultCodes, memory: HostMemory) -> None:
+        self.words: npt.NDArray[np.int32] = np.frombuffer(memory, np.int32, FAULT_WORDS)
         self.copied: Handle = None
         self._codes = codes
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from ggsched_opencl import driver
 from ggsched_opencl.driver import Handle
+from ggsched_opencl.locked_memory import LockedMemory
 
 _KEPT: Final = 4
 """Contexts that are kept of each OpenCL device; those of a plan over several logical ones."""
@@ -26,6 +27,7 @@ class Compiled:
     Attributes:
         programs: By name of the source and defines, which tell the text.
         idle: Kernel objects by name of the source, defines and name of the kernel.
+        locked: Locked host memory.
         is_sound: Whether nothing went wrong in it; only then the next device takes it.
     """
 
@@ -35,6 +37,11 @@ class Compiled:
         default_factory=lambda: defaultdict(list)
     )
     is_sound: bool = True
+    locked: LockedMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin without locked memory."""
+        self.locked = LockedMemory(self.context)
 
 
 def take(device: Handle) -> Compiled:

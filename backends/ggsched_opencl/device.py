@@ -137,6 +137,15 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
         """Return fresh memory. Drivers give it lazily, so the device counts it."""
         return driver.make_buffer(self.context, self._migrating, nbytes)
 
+    def allocate_host(self, nbytes: int) -> HostMemory:
+        """Return host memory; GPUs copy from and to it by themselves if it is not large (BUF-6)."""
+        self._require_open()
+        with self._lock:
+            found = None
+            if self.landings is not None:
+                found = self._compiled.locked.take(self._migrating, nbytes)
+        return super().allocate_host(nbytes) if found is None else found
+
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Return a read-only buffer over host memory, on devices that share it.
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ggsched.backend.arrays import Array
 from ggsched.errors import BackendUnavailable, DeviceFault, OutOfDeviceMemory, UsageError
 from ggsched.files.own import is_own, refusal
 from ggsched_opencl.kernel_caches import (
@@ -82,6 +83,7 @@ class DeviceInfo:
         parameter_nbytes: Most bytes of a kernel's arguments.
         lanes: Most work-items of a group.
         has_ptx: Whether kernels may contain inline PTX (``matrix_units``).
+        local_nbytes: Local memory of a group of such a device, as far as it was probed.
     """
 
     handle: Handle
@@ -100,6 +102,7 @@ class DeviceInfo:
     parameter_nbytes: int = 1024
     lanes: int = 128
     has_ptx: bool = False
+    local_nbytes: int = 0
 
     @property
     def of(self) -> str:
@@ -401,6 +404,23 @@ def make_filled_buffer(context: Handle, content: bytes) -> Handle:
     return cl.Buffer(context, flags, hostbuf=bytearray(content or b"\0"))
 
 
+def locked_memory(context: Handle, queue: Handle, nbytes: int) -> Array | None:
+    """Return host memory whose pages the driver has locked, None if it has none.
+
+    It is that of a buffer that no command uses, mapped for as long as the array lives.
+    """
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+    access: Any = cl.map_flags.READ | cl.map_flags.WRITE
+    try:
+        with CALLS:
+            made = cl.Buffer(context, flags, nbytes)
+            kind = np.dtype(np.uint8)
+            array: Array = cl.enqueue_map_buffer(queue, made, access, 0, (nbytes,), kind)[0]
+    except cl.Error:
+        return None
+    return array
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """A buffer over host memory that begins in front of what is imported.
@@ -507,6 +527,11 @@ def enqueue_download(queue: Handle, buffer: Handle, offset: int, target: memoryv
     """Copy bytes of a buffer to the host, return the event; see ``enqueue_upload``."""
     with CALLS:
         return cl.enqueue_copy(queue, target, buffer, src_offset=offset, is_blocking=False)
+
+
+def read_back(queue: Handle, buffer: Handle, target: memoryview) -> None:
+    """Copy a buffer to the host, and wait for it."""
+    cl.enqueue_copy(queue, target, buffer)
 
 
 def enqueue_copy(

@@ -178,7 +178,7 @@ class OpenClQueue(CommandQueue[Point]):
     def point(self) -> Point:
         """Return the present end of the queue."""
         if self._ids_unchecked:
-            check = IdCheck(self.codes)
+            check = IdCheck(self.codes, self._device.allocate_host(4 * FAULT_WORDS))
             words = check.words.data.cast("B")
             check.copied = driver.enqueue_download(self._handle, self.fault_words, 0, words)
             self._hold(check.copied)

@@ -6,12 +6,14 @@ import weakref
 import numpy as np
 import pytest
 
+from ggsched.backend.host_borrow import address_of
 from ggsched.errors import DeviceFault, SyncTimeout, UsageError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import I32
 from ggsched_opencl import driver
 from ggsched_opencl.event import GPU_POLLING
 from ggsched_opencl.landings import Landings
+from ggsched_opencl.locked_memory import MOST_NBYTES
 from ggsched_opencl.queue import KERNELS_PER_MARK
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import ATOL, RTOL, LeafRule
@@ -383,3 +385,40 @@ def test_events_of_kernels_that_are_kept(device, is_gpu):
     assert kept == program.labels[::each]
     assert (stream.queue.point().polling is GPU_POLLING) == is_gpu
     stream.sync(TIMEOUT_S)
+
+
+# --- host memory that GPUs copy by themselves --------------------------------------------------
+
+
+def test_host_memory_of_gpus_is_given_out_again_when_nobody_has_it(device):
+    assert device.allocate_host(64).nbytes == 64
+    locked = device._compiled.locked
+    assert not locked._free
+    device.landings = Landings()
+    memory = device.allocate_host(5000)
+    assert memory.nbytes == 5000
+    assert device.allocate_host(0).nbytes == 0
+    place, other = address_of(memory), device.allocate_host(5000)
+    x, stream, target = device.allocate(5000), device.create_stream(), bytearray(5000)
+    memory[:] = bytes(i % 251 for i in range(5000))
+    stream.upload(memory, x, 0)
+    stream.download(x, 0, memoryview(target))
+    stream.sync(TIMEOUT_S)
+    assert target == memory
+    part = np.frombuffer(memory, np.uint8)[3:]
+    del memory
+    gc.collect()
+    assert not locked._free[8192]
+    assert address_of(other) != place
+    del part
+    gc.collect()
+    assert len(locked._free[8192]) == 1
+    assert address_of(device.allocate_host(8000)) == place
+
+
+def test_large_host_memory_is_not_locked(device, monkeypatch):
+    device.landings = Landings()
+    monkeypatch.setattr(driver, "locked_memory", lambda *_: pytest.fail("locked"))
+    assert device.allocate_host(MOST_NBYTES + 1).nbytes == MOST_NBYTES + 1
+    monkeypatch.setattr(driver, "locked_memory", lambda *_: None)  # the driver has none
+    assert device.allocate_host(77).nbytes == 77

@@ -13,7 +13,7 @@ from ggsched.errors import DeviceFault
 
 POISONED: Final = "the stream is poisoned: close it and open another"
 
-MANY: Final = 16
+MANY: Final = 4
 """Verdicts, after which those that ended well are dropped."""
 
 
