@@ -7,7 +7,7 @@ grid. Nothing here imports a vendor library.
 """
 
 import hashlib
-from functools import cache
+from functools import cache, partial
 from typing import Final, Literal
 
 from ggsched.errors import UsageError
@@ -32,6 +32,8 @@ from ggsched_kernels.calls import (
 from ggsched_kernels.chains import chain_source
 from ggsched_kernels.lower import Lowered, lower_nodes, supported_fusions, supported_ops
 from ggsched_kernels.lower_warps import WARP_BLOCKS
+from ggsched_kernels.merged import PREFIX as MERGED
+from ggsched_kernels.merged import merged_source
 from ggsched_kernels.user import PREFIX as USER_PREFIX
 from ggsched_kernels.user import user_source
 
@@ -46,6 +48,7 @@ _BLOCKS: Final = tuple(dtype.name for dtype in KERNEL_BLOCKS)
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "attention_blocks": (*_PLAIN, "q8_0"),
     "attention_halves": _PLAIN,
+    "attention_row": _PLAIN,
     "copy": _PLAIN + _BLOCKS,
     "elementwise": (),
     "fill": (),
@@ -67,6 +70,7 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
 
 # Source -> what it includes besides.
 _HEADERS: Final[dict[str, tuple[str, ...]]] = {
+    "attention_row": ("rope.cl", "rope_kv_write.cl"),
     "matmul": ("pieces.h",),
     "rope_attention": ("rope.cl", "rope_kv_write.cl", "attention_blocks.cl"),
     "rope_kv_write": ("rope.cl",),
@@ -76,13 +80,16 @@ _HEADERS: Final[dict[str, tuple[str, ...]]] = {
 # Source for devices with warps -> what it includes besides.
 WARP_SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "attention_halves": ("pieces.h",),
+    "attention_row": ("pieces.h", "warps.h"),
     "matmul_halves": ("in_place.h", "blocks.h"),
     "matvec_blocks": ("product.h", "blocks.h"),
     "matvec_rows": ("product.h", "pieces.h", "warps.h", "in_place.h", "blocks.h"),
     "matvec_sums": ("product.h", "pieces.h"),
 }
 
-OPENCL_ONLY: Final = frozenset({"attention_halves", "matmul_halves", "rope_attention"})
+OPENCL_ONLY: Final = frozenset(
+    {"attention_halves", "attention_row", "matmul_halves", "rope_attention"}
+)
 """Sources of OpenCL; CUDA has other kernels for tensor cores."""
 
 
@@ -94,6 +101,9 @@ def source(name: str, dialect: Dialect) -> str:
     """
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
+    if name.startswith(MERGED):
+        around = _file("meeting.h"), _file("merged.cl")
+        return merged_source(name, partial(source, dialect=dialect), *around)
     if name.startswith(ARRAYS):
         _, file, text = name.split("-")[:3]
         if file in ("chain", "conv"):

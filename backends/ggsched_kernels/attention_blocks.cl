@@ -26,7 +26,7 @@
 #if ROPE
 #define TURNED_JOBS , JOB_(0), JOB_(1), JOB_(2), int heads0, int heads1, int heads2
 #define TURN_HEADS(n) \
-  for (int h = 0; h < heads##n; h++) turn_head_(GIVEN_(n), 0, GROUP(1) * heads##n + h)
+  for (int h = LANE / TURN_LANES; h < heads##n; h += LANES / TURN_LANES) turn_head_(GIVEN_(n), 0, GROUP(1) * heads##n + h)
 #else
 #define TURNED_JOBS
 #endif

@@ -118,6 +118,8 @@ class KernelCall:
             come from other GPUs. CUDA only.
         halves: The argument by which it can write its result as rows of bf16 too, with the
             definition HALVES; any memory where it does not. -1 for none. CUDA only.
+        reads: What it may read; with ``writes`` empty it is not known.
+        writes: What it may write.
     """
 
     source: str
@@ -135,6 +137,8 @@ class KernelCall:
     meets: int = -1
     pushed: "PushedRows | None" = None
     halves: int = -1
+    reads: tuple[Operand, ...] = ()
+    writes: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,10 @@ class TuningProfile:
             work-items; their arguments take up to ``JOINED_NBYTES``.
         matrix_units: Whether the shared kernels multiply many rows in 16 bits, where
             ``activations`` is ``auto``, by warps that multiply matrices.
+        staged_nbytes: Local memory for rows of a weight and of x, with ``matrix_units``.
+        merged_groups: Groups of a kernel that is several calls (``merged``); 0: there are no such
+            kernels.
+        merged_lanes: Work-items of these, and of groups that stream weights past one row of x.
     """
 
     vector: int
@@ -243,6 +251,9 @@ class TuningProfile:
     precision: Precision = "f32"
     joins: bool = False
     matrix_units: bool = False
+    staged_nbytes: int = 76 << 10
+    merged_groups: int = 0
+    merged_lanes: int = 1
 
 
 # One work-item is a whole group and works like a plain loop; 3 x 4 sums of 8 floats fill the
@@ -410,9 +421,13 @@ def i64(value: int) -> bytes:
     return struct.pack("<q", value)
 
 
-def f32(value: float) -> bytes:
+class FloatBytes(bytes):
+    """A float argument in its bytes."""
+
+
+def f32(value: float) -> FloatBytes:
     """Pack a float argument; one that is too large becomes infinite, as in a cast."""
     try:
-        return struct.pack("<f", value)
+        return FloatBytes(struct.pack("<f", value))
     except OverflowError:
-        return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+        return f32(float("inf") if value > 0 else float("-inf"))

@@ -103,7 +103,27 @@ DEFINE_HALF_OF_FLOAT(vhalf_of_float, vf, vu, VFLOAT_OF_BITS, VBITS_OF_FLOAT)
 #endif
 
 /* Sum and maximum over the lanes of a group; `scratch` is a local array of LANES floats. */
-#if LANES > 1
+#if LANES > 32 && defined(__OPENCL_VERSION__) /* three barriers, not one for each bit of LANES */
+#define DEFINE_GROUP_REDUCTION(name, COMBINED)                                      \
+  FN float name(float x, LOCAL_PTR float *scratch) {                                \
+    scratch[LANE] = x;                                                              \
+    BARRIER();                                                                      \
+    float a = x;                                                                    \
+    for (int i = LANE + 32; LANE < 32 && i < LANES; i += 32) {                      \
+      float b = scratch[i];                                                         \
+      a = COMBINED;                                                                 \
+    }                                                                               \
+    if (LANE < 32) scratch[LANE] = a;                                               \
+    BARRIER();                                                                      \
+    a = scratch[0];                                                                 \
+    for (int i = 1; i < 32; i++) {                                                  \
+      float b = scratch[i];                                                         \
+      a = COMBINED;                                                                 \
+    }                                                                               \
+    BARRIER();                                                                      \
+    return a;                                                                       \
+  }
+#elif LANES > 1
 #define DEFINE_GROUP_REDUCTION(name, COMBINED)                                      \
   FN float name(float x, LOCAL_PTR float *scratch) {                                \
     scratch[LANE] = x;                                                              \
@@ -119,6 +139,8 @@ DEFINE_HALF_OF_FLOAT(vhalf_of_float, vf, vu, VFLOAT_OF_BITS, VBITS_OF_FLOAT)
     BARRIER();                                                                      \
     return all;                                                                     \
   }
+#endif
+#if LANES > 1
 DEFINE_GROUP_REDUCTION(group_sum, a + b)
 DEFINE_GROUP_REDUCTION(group_top, MAX(a, b))
 #else

@@ -1,6 +1,7 @@
 """What kernels leave where an id is out of range: a code of the node, the id, and the limit.
 
-Kernels that wait for one of a peer leave a limit below zero, and how long they have waited.
+Kernels that wait for one of a peer leave a limit below zero, and how long they have waited. Those
+whose groups wait for each other leave ``NOT_MET``, and in which step.
 """
 
 import struct
@@ -12,6 +13,10 @@ from ggsched.errors import DeviceFault
 
 FAULT_WORDS: Final = 3
 """i32 each: code of the node, row, number of rows; zeros until a kernel meets such an id."""
+
+
+NOT_MET: Final = -2
+"""Limit of a kernel whose groups were not on the device at the same time; as in merged.cl."""
 
 
 class FaultCodes:
@@ -39,7 +44,9 @@ class FaultCodes:
         if not code:
             return None
         why = f"row {row} was requested, there are {count} rows; zeros were put in its place"
-        if count < 0:
+        if count == NOT_MET:
+            why = f"in step {row} of a merged kernel some groups did not get onto the device"
+        elif count < 0:
             why = f"the GPU whose addend it waits for was not ready within {row / 1e3:g} s"
         return DeviceFault(
             f"{self._labels[code - 1]} failed",

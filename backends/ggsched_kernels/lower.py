@@ -1,7 +1,7 @@
 """From nodes to kernel calls. Which op uses which kernel is decided here, for every plug-in."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ggsched.backend.program import BoundNode, groups_of
@@ -117,16 +117,28 @@ def lower_nodes(
         count, fused = next(filter(None, joined), (1, None))
         if fused is None and len(some) > 1:
             fused = lower_group(some, profile)
-        lowered = [fused] if fused is not None else []
-        for node in (node for group in groups[at : at + count] for node in group):
+        some = [node for group in groups[at : at + count] for node in group]
+        lowered = [(fused, some)] if fused is not None else []
+        for node in some:
             if fused is None:
-                lowered.append(_lower_node(node, profile, retained))
+                lowered.append((_lower_node(node, profile, retained), [node]))
             retained.forget(node.output)
         at += count
-        for site in lowered:
-            calls.extend(site.calls)
+        for site, own in lowered:
+            calls.extend(_with_places(site.calls, own) if profile.merged_groups else site.calls)
             scratch = max(scratch, site.scratch_nbytes)
     return Lowered(tuple(calls), memory_of(scratch, retained))
+
+
+def _with_places(
+    calls: list[KernelCall | StreamCall], nodes: Sequence[BoundNode]
+) -> list[KernelCall | StreamCall]:
+    """Say what the only call of nodes reads and writes; several have more between them."""
+    call = calls[0] if len(calls) == 1 else None
+    if not isinstance(call, KernelCall):
+        return calls
+    reads = tuple(operand for node in nodes for operand in node.inputs)
+    return [replace(call, reads=reads, writes=tuple(node.output for node in nodes))]
 
 
 def memory_of(scratch_nbytes: int, retained: Retained) -> dict[ArgPlaceholder, int]:

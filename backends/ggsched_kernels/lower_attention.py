@@ -6,7 +6,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode
 from ggsched.errors import UsageError
 from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window, window_of
-from ggsched_kernels.lower_warps import has_pieces
+from ggsched_kernels.lower_warps import PIECE, WARP, has_pieces, next_power
 from ggsched_kernels.lowering_context import LoweringContext, weight_define
 
 LOCAL_NBYTES: Final = 32 << 10
@@ -47,6 +47,12 @@ HALVES_UNIT: Final = 16
 
 MAX_HALVES_WIDTH: Final = 128
 
+ROW_QUERIES: Final = 8
+"""Heads of queries for a head of keys of which a lane of ``attention_row`` has sums."""
+
+KEY_LANES: Final = 4
+"""Lanes that share a key there."""
+
 
 def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None:
     """Attention by blocks; where the rows are cut into shares, a second call joins these.
@@ -60,7 +66,8 @@ def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None
     y = window(node.output)
     rows, across = q.shape[0] * share, v.shape[2]
     cut = block_of(rows, max(q.shape[2], across), site)
-    blocks = -(-rows // cut["BR"])
+    is_row = _fits_row(site, share)
+    blocks = 1 if is_row else -(-rows // cut["BR"])
     splits = splits_of(blocks * k.shape[1], k.shape[0])
     parts: Arg = y.buffer
     if _fits_halves(site, rows):
@@ -72,11 +79,15 @@ def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None
         parts = SCRATCH
     args = (*(arg for w in (*tensors, y) for arg in w.args), parts)
     numbers = (i32(has), f32(site.number("scale")), f32(site.number("soft_cap")))
+    kernel = "attention_blocks"
+    if is_row:
+        cut = {"SHARE": next_power(share), "WIDTH": q.shape[2], "ACROSS": across}
+        kernel = "attention_row"
     if before:
         cut["ROPE"] = 1
     site.call(
-        "rope_attention" if before else "attention_blocks",
-        "attention_blocks",
+        "rope_attention" if before and not is_row else kernel,
+        kernel,
         (*args, *numbers, i32(share), i32(splits), *before),
         (blocks, k.shape[1], splits),
         **cut,
@@ -85,6 +96,20 @@ def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None
     site.launched(Launch.IN_TURN)
     if splits > 1:
         join_shares(site, splits)
+
+
+def _fits_row(site: LoweringContext, share: int) -> bool:
+    """Whether there is one token, and lanes can have pieces of keys and of values."""
+    k, v, q = site.node.inputs[:3]
+    p = site.profile
+    if not (p.joins and p.num_sms and p.lanes >= WARP) or q.shape[0] > 1 or share > ROW_QUERIES:
+        return False
+    if k.dtype.is_quantized or 0 in k.shape or not (has_pieces(k) and has_pieces(v)):
+        return False
+    each = PIECE // k.dtype.block_nbytes
+    pieces = v.shape[2] // each
+    fit = q.shape[2] % (KEY_LANES * each) == 0 and v.shape[2] % each == 0
+    return fit and pieces <= WARP and pieces == next_power(pieces)
 
 
 def _fits_halves(site: LoweringContext, rows: int) -> bool:

@@ -78,7 +78,7 @@ def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
     if other is None or product.output.shape != add.output.shape:
         return False
     if _is_in_place(w, x, site):
-        lower_rows(site, [(w, add.output)], x, added=other)
+        lower_rows(site, [(w, add.output)], x, added=(other,))
         return True
     if not _is_small(w, x, site):
         return False
@@ -191,10 +191,17 @@ def join_products(
     x = None if norm is None else norm.made
     read, written = ([], []) if norm is None else ([norm.x, norm.weight], [norm.made])
     parts: list[tuple[Operand, Operand]] = []
+    added: list[Operand] = []
     for group in groups[first : first + MAX_WEIGHTS]:
         products = _products_of(group, made)
         y = group[-1].output
         if not products or (parts and len(products) > 1):
+            break
+        other = _addend_of(group)
+        also = () if other is None else (other,)
+        if parts and len(also) != bool(added):
+            break
+        if len({window(z, y.shape).strides for z in (*added[:1], *also)}) > 1:
             break
         rows, weights = products[0].inputs[1], [node.inputs[0] for node in products]
         if any(w.dtype is not (parts[0][0] if parts else weights[0]).dtype for w in weights):
@@ -202,11 +209,13 @@ def join_products(
         x = rows if x is None else x
         if not rows.is_same_window(x):
             break
+        read += also
         if any(y.meets(o) for o in (*read, *written, rows, *(w for w, _ in parts), *weights)):
             break
-        if any(o.meets(w) for o in written for w in weights):
+        if any(o.meets(w) for o in written for w in (*weights, *also)):
             break
         written.append(y)
+        added += also
         parts += [(w, y) for w in weights]
         if len(products) > 1:
             break
@@ -216,7 +225,8 @@ def join_products(
         return None
     made = site(groups[at + count - 1][-1], profile)
     normed = None if norm is None else (norm.weight, norm.made, norm.eps)
-    lower_rows(made, parts, x if norm is None else norm.x, is_gated=is_gated, normed=normed)
+    rows = x if norm is None else norm.x
+    lower_rows(made, parts, rows, added=added, is_gated=is_gated, normed=normed)
     return count, made
 
 
@@ -249,8 +259,8 @@ def _norm_of(group: Nodes) -> _Norm | None:
 def _products_of(group: Nodes, site: LoweringContext) -> list[BoundNode]:
     """Return the products of few rows that a group is, one or the two of a gated one; else none."""
     ops = [node.op for node in group]
-    if ops == ["mul_mat"]:
-        products = [*group]
+    if ops == ["mul_mat"] or _addend_of(group) is not None:
+        products = [*group[:1]]
     elif ops == ["mul_mat", "mul_mat", "swiglu"] and _are_alike(
         group, *(n.inputs[0] for n in group[:2])
     ):
@@ -262,6 +272,14 @@ def _products_of(group: Nodes, site: LoweringContext) -> list[BoundNode]:
         for w, x in (node.inputs for node in products)
     )
     return products if all(fits) else []
+
+
+def _addend_of(group: Nodes) -> Operand | None:
+    """Return what is added to the product that a group is, if anything."""
+    if [node.op for node in group] != ["mul_mat", "add"]:
+        return None
+    product, add = group
+    return _other(product, add) if product.output.shape == add.output.shape else None
 
 
 _FUSED: Final[Mapping[str, Callable[[Nodes, LoweringContext], bool]]] = {

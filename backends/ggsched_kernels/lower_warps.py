@@ -7,7 +7,6 @@ that every device has. How a kernel is cut follows measurements on an H200
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand
@@ -172,7 +171,7 @@ def lower_rows(
     x: Operand,
     chosen: BoundNode | None = None,
     *,
-    added: Operand | None = None,
+    added: Sequence[Operand] = (),
     is_gated: bool = False,
     normed: tuple[Operand, Operand, float] | None = None,
 ) -> None:
@@ -183,13 +182,14 @@ def lower_rows(
         parts: Weights, and what their products with ``x`` become; at most three.
         x: Rows.
         chosen: A product whose ids choose experts, if there are any.
-        added: What is added to the one product.
+        added: What is added to each product, if anything; all with the same strides.
         is_gated: Whether two weights of one shape make one result, that of ``swiglu``.
         normed: What the norms of the rows are multiplied with, where that goes, and epsilon, if
             products are to be those of norms.
     """
     w, y = parts[0][0], window(parts[0][1])
-    is_single = chosen is None and len(parts) == 1 and added is None and normed is None
+    products = y.shape[0] * y.shape[1] * y.shape[2]
+    is_single = chosen is None and len(parts) == 1 and not added and normed is None
     joined = _joined(w, x) if is_single else 1
     vectors = 1 if chosen is not None else (joined if joined > 1 else y.shape[2])
     rows = [v.shape[-2] for v, _ in parts]
@@ -197,16 +197,19 @@ def lower_rows(
     if is_gated:
         rows, cut["ROWS"] = rows[:1], max(1, cut["ROWS"] // 2)
     if vectors == 1 and joined == 1:
-        cut = _cut_staged(site, w, sum(rows), y.shape[0] * y.shape[1] * y.shape[2]) or cut
+        cut = _cut_staged(site, w, rows, products, is_gated) or cut
+        cut = _cut_streamed(site, w, is_gated) or cut
     slots = cut["lanes"] // cut["SPAN"] // cut["SPLIT"]
     across = sum(-(-n // (slots * cut["ROWS"])) for n in rows)
+    if "STREAMED" in cut:
+        across = min(-(-sum(rows) // slots), max(1, site.profile.num_sms // products))
     defines = {**cut, **weight_define(w.dtype)}
     if len(parts) > 1:
         defines |= {"WEIGHTS": len(parts), "GATED": int(is_gated)}
     more = [window(place) for part in parts[1:] for place in part]
-    if added is not None:
+    if added:
         defines["ADDED"] = 1
-        more.append(window(added, parts[0][1].shape))
+        more += [window(z, y.shape) for z, (_, y) in zip(added, parts, strict=True)]
     if normed is not None:
         defines["NORMED"] = 1
         more += [window(normed[0]), window(normed[1])]
@@ -252,14 +255,14 @@ def _cut_rows(site: LoweringContext, w: Operand, n: int, vectors: int) -> dict[s
         rows, deep = 2, 4
     deep = max(1, min(deep, -(-chunks // (span * split))))
     return {
-        "lanes": 128, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep, "COLS": columns,
+        "lanes": site.profile.lanes, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep,
+        "COLS": columns,
     }  # fmt: skip
 
 
-STAGED_LANES: Final = 256
 AT_ONCE: Final = 2  # rows of a step
-STAGED_NBYTES: Final = 90 << 10
-"""Local memory for rows of a weight and digits of x, of the 96 KiB that were probed."""
+XS_UNIT: Final = 2048
+"""Rows of x have room for a multiple of so many floats, so that there are few programs."""
 
 STAGES: Final = (4, 3, 2)
 """Steps of a row for which there is room, as many as fit."""
@@ -267,35 +270,65 @@ STAGES: Final = (4, 3, 2)
 LONG_STEP: Final = 1 << 10
 """Bytes of a step of a row of which a stage less is enough."""
 
+MAX_STAGED_ROWS: Final = 128
+"""Rows of a warp, at most; those of both weights of a gated product."""
+
+STREAMED_LOADS: Final = 8
+"""Pieces of 16 bytes that a lane loads before it uses those loaded before."""
+
 _DIGITS_NBYTES: Final = 112  # of a piece of x
 
 
-def _cut_staged(site: LoweringContext, w: Operand, n: int, products: int) -> dict[str, int] | None:
-    """Cut ``matvec_rows`` for ``n`` rows of results that are copied to local memory first.
+def _cut_streamed(site: LoweringContext, w: Operand, is_gated: bool) -> dict[str, int] | None:
+    """Cut ``matvec_rows`` for one row of x and a weight of a plain type.
 
-    Warps share rows until each has one or two steps. Of rows for a warp those are taken that leave
-    the least to wait for at the end, with two groups for each multiprocessor if possible. None
-    where x may not be rounded at all, or is too long.
+    None if x is too long, and where values of other lanes come by barriers: each row takes several.
+    """
+    p = site.profile
+    floats = -(-w.shape[-1] // XS_UNIT) * XS_UNIT
+    if not (p.joins and p.matrix_units) or w.dtype.is_quantized or 4 * floats > p.staged_nbytes:
+        return None
+    deep = STREAMED_LOADS // 2 if is_gated else STREAMED_LOADS
+    return {
+        "lanes": max(p.lanes, p.merged_lanes), "SPAN": WARP, "SPLIT": 1, "ROWS": 1, "COLS": 1,
+        "VECTORS": deep, "STREAMED": 1, "XS": floats,
+    }  # fmt: skip
+
+
+def _cut_staged(
+    site: LoweringContext, w: Operand, counts: Sequence[int], products: int, is_gated: bool
+) -> dict[str, int] | None:
+    """Cut ``matvec_rows`` for results of so many rows that are copied to local memory first.
+
+    Each multiprocessor has one group, whose warps have as many rows as need be. Warps share rows
+    where that leaves fewer steps to each. None where x may not be rounded at all, or is too long.
     """
     p = site.profile
     if not (p.matrix_units and p.activations == "auto" and w.dtype.is_quantized):
         return None
-    step, warps = w.dtype.row_nbytes(WARP * BLOCK) + 2 * PIECE, STAGED_LANES // WARP
+    step, warps = w.dtype.row_nbytes(WARP * BLOCK) + 2 * PIECE, max(p.lanes, p.merged_lanes) // WARP
     pieces = -(-w.shape[-1] // (64 * BLOCK)) * 64
-    room = (STAGED_NBYTES - _DIGITS_NBYTES * pieces) // (warps * AT_ONCE * step)
+    room = (p.staged_nbytes - _DIGITS_NBYTES * pieces) // (warps * AT_ONCE * step)
     stages = next((n for n in STAGES[step > LONG_STEP :] if n <= room), 0)
     if not stages:
         return None
-    least = next_power(-(-w.shape[-1] // (2 * WARP * BLOCK)))
-    splits = sorted({min(warps, least), min(warps, 2 * least)})
+    in_row = -(-w.shape[-1] // (WARP * BLOCK))
+    groups = max(1, p.num_sms // products)
 
-    def badness(cut: tuple[int, int]) -> tuple[bool, float, int]:
-        groups = products * -(-n // (warps // cut[0] * cut[1])) / p.num_sms
-        return groups < 1.9, round(ceil(groups) / groups, 1), -cut[1]
+    def rows_of(split: int) -> int:
+        slots, weights = warps // split, 2 if is_gated else 1
+        rows = -(-sum(counts) * weights // (groups * slots * AT_ONCE)) * AT_ONCE
+        while sum(-(-n * weights // (slots * rows)) for n in counts) > max(groups, len(counts)):
+            rows += AT_ONCE
+        return rows
 
-    split, rows = min(((s, r) for s in splits for r in (16, 8, 4, 2)), key=badness)
+    splits = [s for s in (1, 2, 4, 8, 16) if s <= min(warps, next_power(in_row))]
+    splits = [s for s in splits if rows_of(s) <= MAX_STAGED_ROWS] or [1]
+    split = min(splits, key=lambda s: rows_of(s) * -(-in_row // s))
     return {
-        "lanes": STAGED_LANES, "SPAN": WARP, "SPLIT": split, "ROWS": rows, "COLS": 1, "VECTORS": 1,
+        "lanes": max(p.lanes, p.merged_lanes), "SPAN": WARP, "SPLIT": split, "COLS": 1,
+        "VECTORS": 1,
+        "ROWS": min(MAX_STAGED_ROWS, rows_of(split)) // (2 if is_gated else 1),
         "STAGED": 1, "STAGES": stages, "AT_ONCE": AT_ONCE, "PIECES": pieces,
     }  # fmt: skip
 
@@ -478,6 +511,8 @@ def next_power(n: int) -> int:
 
 
 __all__ = [
+    "PIECE",
+    "WARP",
     "WAYS",
     "Way",
     "can_join_blocks",
@@ -489,4 +524,5 @@ __all__ = [
     "lower_blocks",
     "lower_by_warps",
     "lower_rows",
+    "next_power",
 ]

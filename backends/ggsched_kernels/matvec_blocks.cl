@@ -293,7 +293,7 @@ KERNEL(matvec_blocks)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, 
 ) {
   LOCALS;
   Product p = batch_product(w, tw, x, tx, y, ty, GROUP(2), GROUP(1) * COLS, 1);
-  p.groups = groups;
+  p.group = GROUP(0), p.groups = groups;
 #if WEIGHTS > 1
   Product one = batch_product(w1, tw1, x, tx, y1, ty1, GROUP(2), GROUP(1) * COLS, 1);
   p.w1 = one.w, p.y1 = one.y, p.sw1 = one.sw, p.sy1_column = one.sy_column, p.sy1_row = one.sy_row, p.rows1 = one.rows;
@@ -310,6 +310,6 @@ KERNEL(matvec_blocks_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens t
                          GLOBAL u8 *y, Tens ty, int groups, GLOBAL i32 *fault, int code) {
   LOCALS;
   Product p = chosen_product(w, tw, x, tx, ids, ti, y, ty, GROUP(1), fault, code);
-  p.groups = groups;
+  p.group = GROUP(0), p.groups = groups;
   product(p, memory, gates, scratch);
 }

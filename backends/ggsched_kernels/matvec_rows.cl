@@ -6,21 +6,37 @@
  * loaded; they come from the first cache.
  *
  * WEIGHTS 2 or 3: the same rows of x with several weights, whose groups follow each other. GATED: of two weights that are
- * alike, y = silu(sum of the first) * sum of the second. ADDED: z is added to y. NORMED: x is rms_norm(x) * nw; as the
- * norm is one number for a row, it multiplies the sums. The first group writes that x for others.
+ * alike, y = silu(sum of the first) * sum of the second. ADDED: z is added to y, to each its own, and those of several are
+ * as far apart. NORMED: x is rms_norm(x) * nw; as the
+ * norm is one number for a row, it multiplies the sums. Groups write that x for others.
  *
  * STAGED: one row of x, and a weight in blocks that are copied in pieces of 16 bytes to local memory, by the warp that
  * multiplies them, STAGES - 1 steps ahead. Then a lane has a whole piece of 32 elements, and multiplies it with digits of x
  * (blocks.h). ROWS are those of a warp here, AT_ONCE of which are in a step, and PIECES the most that a row of x has.
  *
+ * STREAMED: one row of x, which a group copies to local memory, XS floats at most, and a weight of a plain type. A warp takes
+ * a row of w after the other, whatever groups there are, and loads the next VECTORS chunks for each lane before it adds up
+ * what lanes have: the first ones before x is there.
+ *
+ * In a merged kernel these two load the first pieces of the weight before they wait for what earlier steps write.
+ *
  * Rows of w and x lie along k without gaps; those of x, and of plain types of w, begin at multiples of 16 bytes, and k
  * fills whole chunks.
  */
+#if MERGED
+#define KEEP_MEETING(p) ((p).meeting = MEETING)
+#else
+#define KEEP_MEETING(p)
+#endif
 #ifndef GATED
 #define GATED 0
 #endif
 #ifndef NORMED
 #define NORMED 0
+#endif
+#ifndef STREAMED
+#define STREAMED 0
+#define XS 0
 #endif
 #define TEAMS (LANES / SPAN)
 #define SLOTS (TEAMS / SPLIT)
@@ -29,11 +45,13 @@
 #if !W_NBYTES
 #define ELEMS_PER_CHUNK 8
 #endif
-#if STAGED
+#if STAGED || STREAMED
 #define NORMS TEAMS /* parts of the sum of squares */
 #else
 #define NORMS SPLIT
-#define STAGED_CHUNKS 1
+#endif
+#if !STAGED
+#define STAGED_CHUNKS (STREAMED ? XS / 4 : 1)
 #endif
 #define STRETCH (SPLIT * SPAN * VECTORS * ELEMS_PER_CHUNK)
 
@@ -57,7 +75,7 @@ FN void load_floats(float *to, float *square, const Product p, int c, int k) {
 }
 
 /* One stretch along k from `k` on, in steps of SPAN chunks. */
-#if STAGED
+#if STAGED || STREAMED
 #elif W_NBYTES
 FN void add_stretch(float *sums, float *squares, GLOBAL const u8 *const *wr, const Product p, int k) {
   int nk = p.nk;
@@ -305,6 +323,7 @@ FN void staged_products(const Product p, int n0, int share, LOCAL_PTR float *to,
     COPIES_CLOSE();                                                                                           \
   } while (0)
   for (int i = 0; i < STAGES - 1; i++) COPY_NEXT(i);
+  AWAIT_ALL(p.meeting);
   split_rows(p, (LOCAL_PTR u32 *)staged, norms, scratch);
   BARRIER();
   for (int i0 = 0, item = 0; i0 < ALL_ROWS; i0 += AT_ONCE) {
@@ -323,8 +342,117 @@ FN void staged_products(const Product p, int n0, int share, LOCAL_PTR float *to,
 }
 #endif
 
+#if STREAMED
+/* The chunks of one stretch, for row n of all weights, those of both of a gated product. */
+FN void load_stretch(u4 *v, const Product all, int n, int k) {
+  GLOBAL const u8 *row[ALL_ROWS];
+#if GATED
+  row[0] = all.w + n * all.sw, row[1] = all.w1 + n * all.sw1;
+#else
+  int part = 0;
+#if WEIGHTS > 1
+  for (; part < WEIGHTS - 1 && n >= part_of(all, part).rows; part++) n -= part_of(all, part).rows;
+#endif
+  const Product p = part_of(all, part);
+  row[0] = p.w + n * p.sw;
+#endif
+  u4 none;
+  none.x = 0u, none.y = 0u, none.z = 0u, none.w = 0u;
+  UNROLL for (int i = 0; i < VECTORS; i++) {
+    int at = k + (i * WARP + WARP_LANE) * ELEMS_PER_CHUNK;
+    UNROLL for (int r = 0; r < ALL_ROWS; r++) v[i * ALL_ROWS + r] = at < all.nk ? LOAD16_ONCE(row[r] + (i64)at * W_NBYTES) : none;
+  }
+}
+
+/* Where elements k .. k + 3 of x are: those that lanes read at the same time lie side by side. */
+#define PLACE_OF(k) ((k) / 4 % (ELEMS_PER_CHUNK / 4) * (XS / ELEMS_PER_CHUNK) + (k) / ELEMS_PER_CHUNK)
+
+FN void stream_rows(const Product all, LOCAL_PTR float *norms, LOCAL_PTR float *scratch, LOCAL_PTR u4 *staged) {
+  int first = all.group * TEAMS, step = all.groups * TEAMS, total = all.rows, nk = all.nk;
+#if WEIGHTS > 1 && !GATED
+  total += all.rows1;
+#endif
+#if WEIGHTS > 2
+  total += all.rows2;
+#endif
+  u4 v[ALL_ROWS * VECTORS];
+  load_stretch(v, all, MIN(first + WARP_INDEX, total - 1), 0);
+  AWAIT_ALL(all.meeting);
+  float square = 0.0f;
+  for (int k = LANE * 4; k < nk; k += LANES * 4) {
+    float x[4];
+    u4 bits;
+    load_floats(x, &square, all, 0, k);
+    bits.x = BITS_OF_FLOAT(x[0]), bits.y = BITS_OF_FLOAT(x[1]), bits.z = BITS_OF_FLOAT(x[2]), bits.w = BITS_OF_FLOAT(x[3]);
+    staged[PLACE_OF(k)] = bits;
+  }
+#if NORMED
+  UNROLL_MEETING for (int mask = WARP / 2; mask > 0; mask /= 2) square += EXCHANGED(square, mask, scratch);
+  if (WARP_LANE == 0) norms[WARP_INDEX] = square;
+#endif
+  BARRIER();
+  float scale = 1.0f;
+#if NORMED
+  scale = scale_of_norm(all, norms, 0);
+#endif
+  for (int base = first; base < total; base += step) {
+    int n = base + WARP_INDEX;
+    float sums[ALL_ROWS];
+    UNROLL for (int r = 0; r < ALL_ROWS; r++) sums[r] = 0.0f;
+    for (int k = 0; k < nk; k += WARP * VECTORS * ELEMS_PER_CHUNK) {
+      int next_k = k + WARP * VECTORS * ELEMS_PER_CHUNK, next_base = base;
+      if (next_k >= nk) next_k = 0, next_base += step;
+      UNROLL for (int i = 0; i < VECTORS; i++) {
+        int at = k + (i * WARP + WARP_LANE) * ELEMS_PER_CHUNK;
+        if (at >= nk) break;
+        float x[ELEMS_PER_CHUNK];
+        UNROLL for (int j = 0; j < ELEMS_PER_CHUNK; j += 4) {
+          u4 bits = staged[PLACE_OF(at + j)];
+          x[j] = FLOAT_OF_BITS(bits.x), x[j + 1] = FLOAT_OF_BITS(bits.y);
+          x[j + 2] = FLOAT_OF_BITS(bits.z), x[j + 3] = FLOAT_OF_BITS(bits.w);
+        }
+        UNROLL for (int r = 0; r < ALL_ROWS; r++) {
+          float weights[ELEMS_PER_CHUNK];
+          unpack(weights, v[i * ALL_ROWS + r]);
+          UNROLL for (int j = 0; j < ELEMS_PER_CHUNK; j++) sums[r] += weights[j] * x[j];
+        }
+      }
+      if (next_base < total) load_stretch(v, all, MIN(next_base + WARP_INDEX, total - 1), next_k);
+    }
+    ADD_OVER_LANES(sums, ALL_ROWS, WARP, scratch);
+    float sum = sums[0] * scale;
+#if GATED /* that of the second weight is in the upper lanes */
+    float up = EXCHANGED(sum, WARP / 2, scratch);
+    sum = sum / (EXP(-sum) + 1.0f) * up;
+#endif
+    if (WARP_LANE == 0 && n < total) {
+      int part = 0;
+#if WEIGHTS > 1 && !GATED
+      for (; part < WEIGHTS - 1 && n >= part_of(all, part).rows; part++) n -= part_of(all, part).rows;
+#endif
+      store(part_of(all, part), n, 0, sum);
+    }
+  }
+}
+#endif
+
+/* What a norm makes of x, some elements by each group. */
+FN void store_normed(const Product p, LOCAL_PTR const float *norms) {
+#if NORMED
+  for (int c = 0; c < p.columns && LANE < WARP; c++) {
+    float scale = SCALE_OF_NORM(c);
+    for (int k = p.group * WARP + LANE; k < p.nk; k += p.groups * WARP)
+      F32_AT(p.ny + c * p.sny + (i64)k * 4) = READ_F32(p.x + c * p.sx + (i64)k * 4) * scale * READ_F32(p.nw + (i64)k * 4);
+  }
+#endif
+}
+
 FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *norms, LOCAL_PTR float *scratch,
                 LOCAL_PTR u4 *staged) {
+#if STREAMED
+  stream_rows(all, norms, scratch, staged);
+  store_normed(all, norms);
+#else
   int lane = LANE % SPAN, share = LANE / SPAN % SPLIT, slot = LANE / SPAN / SPLIT, part = 0, group = all.group;
 #if WEIGHTS > 1 && !GATED
   for (; part < WEIGHTS - 1; part++) {
@@ -336,6 +464,7 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
   const Product p = part_of(all, part);
   int n0 = (group * SLOTS + slot) * ROWS;
 #if !STAGED
+  AWAIT_ALL(all.meeting);
   GLOBAL const u8 *wr[ALL_ROWS];
   UNROLL for (int r = 0; r < ROWS; r++) {
     int n = MAX(MIN(n0 + r, p.rows - 1), 0);
@@ -380,13 +509,7 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
 #endif
     store(p, group * SLOTS * ROWS + i / COLS, i % COLS, sum);
   }
-#if NORMED
-  for (int c = 0; c < p.columns && all.group == 0; c++) {
-    float scale = SCALE_OF_NORM(c);
-    for (int k = LANE; k < p.nk; k += LANES)
-      F32_AT(p.ny + c * p.sny + (i64)k * 4) = READ_F32(p.x + c * p.sx + (i64)k * 4) * scale * READ_F32(p.nw + (i64)k * 4);
-  }
-#endif
+  store_normed(all, norms);
 #else
   if (lane % APART == 0) {
     UNROLL for (int j = 0; j < KEPT; j++) {
@@ -394,6 +517,7 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
       store(p, n0 + i / COLS, i % COLS, sums[j]);
     }
   }
+#endif
 #endif
 }
 
@@ -407,7 +531,11 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
 #else
 #define THIRD
 #endif
-#if ADDED
+#if ADDED && WEIGHTS > 2
+#define ADDEND , GLOBAL const u8 *z, Tens tz, GLOBAL const u8 *z1, Tens tz1, GLOBAL const u8 *z2, Tens tz2
+#elif ADDED && WEIGHTS > 1
+#define ADDEND , GLOBAL const u8 *z, Tens tz, GLOBAL const u8 *z1, Tens tz1
+#elif ADDED
 #define ADDEND , GLOBAL const u8 *z, Tens tz
 #else
 #define ADDEND
@@ -429,6 +557,8 @@ KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
                     int joined SECOND THIRD ADDEND NORM) {
   LOCALS;
   Product p = batch_product(w, tw, x, tx, y, ty, GROUP(2), GROUP(1) * COLS, joined);
+  p.group = GROUP(0), p.groups = GROUPS(0);
+  KEEP_MEETING(p);
 #if WEIGHTS > 1
   Product one = batch_product(w1, tw1, x, tx, y1, ty1, GROUP(2), GROUP(1) * COLS, 1);
   p.w1 = one.w, p.y1 = one.y, p.sw1 = one.sw, p.sy1_column = one.sy_column, p.sy1_row = one.sy_row, p.rows1 = one.rows;
@@ -439,8 +569,14 @@ KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
 #endif
 #if ADDED
   int b0 = GROUP(2) / tx.n[1], b1 = GROUP(2) % tx.n[1];
-  p.z = z + tz.off + b0 * tz.s[0] + b1 * tz.s[1] + GROUP(1) * COLS * tz.s[2];
-  p.sz_column = tz.s[2], p.sz_row = tz.s[3];
+#define ADDED_FROM(z, tz) (z + tz.off + b0 * tz.s[0] + b1 * tz.s[1] + GROUP(1) * COLS * tz.s[2])
+  p.z = ADDED_FROM(z, tz), p.sz_column = tz.s[2], p.sz_row = tz.s[3];
+#if WEIGHTS > 1
+  p.z1 = p.z2 = ADDED_FROM(z1, tz1);
+#endif
+#if WEIGHTS > 2
+  p.z2 = ADDED_FROM(z2, tz2);
+#endif
 #endif
 #if NORMED
   p.nw = nw + tn.off, p.ny = ny + tny.off + GROUP(1) * COLS * tny.s[2], p.sny = tny.s[2], p.eps = eps;
@@ -452,7 +588,10 @@ KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
 KERNEL(matvec_rows_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
                        GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code SECOND) {
   LOCALS;
+  AWAIT_ALL(MEETING); /* for ids */
   Product p = chosen_product(w, tw, x, tx, ids, ti, y, ty, GROUP(1), fault, code);
+  p.group = GROUP(0), p.groups = GROUPS(0);
+  KEEP_MEETING(p);
 #if WEIGHTS > 1
   Product one = chosen_product(w1, tw1, x, tx, ids, ti, y1, ty1, GROUP(1), fault, code);
   p.w1 = one.w, p.sw1 = one.sw;

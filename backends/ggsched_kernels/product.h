@@ -11,7 +11,10 @@ typedef struct {
   GLOBAL u8 *y;
   i64 sy_column, sy_row; /* from row to row of x, and of w */
   int rows, columns, nk; /* rows of w, rows of x (at most COLS), extent of the sum */
-  int group, groups;     /* of those that share the rows of w */
+  int group, groups;     /* of those that share the rows of w; a kernel sets them */
+#if MERGED
+  Meeting_ *meeting;
+#endif
 #if ADDED
   GLOBAL const u8 *z; /* what is added, as far apart as y */
   i64 sz_column, sz_row;
@@ -27,6 +30,9 @@ typedef struct {
   GLOBAL u8 *y1;
   i64 sw1, sy1_column, sy1_row;
   int rows1;
+#if ADDED
+  GLOBAL const u8 *z1, *z2;
+#endif
 #endif
 #if WEIGHTS > 2
   GLOBAL const u8 *w2;
@@ -40,6 +46,9 @@ typedef struct {
 FN Product part_of(const Product p, int part) {
   Product q = p;
 #if WEIGHTS > 1
+#if ADDED
+  q.z = part == 2 ? p.z2 : part == 1 ? p.z1 : p.z;
+#endif
   if (part == 1) q.w = p.w1, q.sw = p.sw1, q.y = p.y1, q.sy_column = p.sy1_column, q.sy_row = p.sy1_row, q.rows = p.rows1;
 #endif
 #if WEIGHTS > 2
@@ -63,7 +72,7 @@ FN Product batch_product(GLOBAL const u8 *w, const Tens tw, GLOBAL const u8 *x, 
   p.sy_column = joined > 1 ? ty.s[1] : ty.s[2], p.sy_row = ty.s[3];
   p.y = y + ty.off + b0 * ty.s[0] + b1 * ty.s[1] + m0 * p.sy_column;
   p.rows = tw.n[2], p.columns = MIN(COLS, (joined > 1 ? joined : tx.n[2]) - m0), p.nk = tx.n[3];
-  p.group = GROUP(0), p.groups = 1;
+  p.group = 0, p.groups = 1;
   return p;
 }
 
@@ -82,6 +91,6 @@ FN Product chosen_product(GLOBAL const u8 *w, const Tens tw, GLOBAL const u8 *x,
   p.sy_column = 0, p.sy_row = ty.s[3];
   p.y = y + ty.off + t * ty.s[1] + u * ty.s[2];
   p.rows = tw.n[2], p.columns = 1, p.nk = expert < 0 ? 0 : tx.n[3];
-  p.group = GROUP(0), p.groups = 1;
+  p.group = 0, p.groups = 1;
   return p;
 }

@@ -3,7 +3,11 @@
  * The host defines VW (floats in a vector: 8 for processors, 4 for GPUs) and LANES (work-items in
  * a group, a power of two; 1 for processors, where one item does a whole group's work).
  */
+#if LANES > 1 /* so that the compiler knows how many registers there are for each */
+#define KERNEL(name) __kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void name
+#else
 #define KERNEL(name) __kernel void name
+#endif
 #define KERNEL_BOUNDS /* see prologue_cuda.h */
 /* PoCL keeps ids of items and groups in variables that its threads share, and knows better in kernels alone: a function that
  * is not inlined reads those of another group. */
@@ -11,7 +15,17 @@
 #define GLOBAL __global
 #define LOCAL __local
 #define LOCAL_PTR __local
+#if MERGED /* the kernel is a function, see merged.py */
+#define GROUP(axis) (group_[axis])
+#define GROUPS(axis) (group_[3 + (axis)])
+#define AWAIT_ALL(meeting) await_(meeting) /* what earlier steps write is there from here on */
+#define MEETING met_
+#else
 #define GROUP(axis) ((int)get_group_id(axis))
+#define GROUPS(axis) ((int)get_num_groups(axis))
+#define AWAIT_ALL(meeting)
+#define MEETING 0
+#endif
 #define LANE ((int)get_local_id(0))
 #if LANES > 1
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)

@@ -17,8 +17,16 @@
   x##n, tx##n, positions##n, tp##n, factors##n, tf##n, y##n, ty##n, ids##n, ti##n, frequencies##n,    \
       pairs##n, pairing##n, has_factors##n, magnitude##n, to##n, fault##n, code##n
 
+/* Lanes that have a head: a group, or with ROPE a warp. */
+#if ROPE
+#define TURN_LANE (LANE % 32)
+#define TURN_LANES MIN(32, LANES)
+#else
+#define TURN_LANE LANE
+#define TURN_LANES LANES
+#endif
 FN void turn_head_(JOB_(), int t, int h) {
-  int wide = tx.n[3], i = LANE, d = 2 * pairs + LANE;
+  int wide = tx.n[3], i = TURN_LANE, d = 2 * pairs + TURN_LANE;
   GLOBAL const u8 *xh = x + tx.off + t * tx.s[1] + h * tx.s[2];
   i64 sx = tx.s[3], sy = ty.s[3], frequency = 0;
   float a = 0.0f, b = 0.0f, plain = 0.0f;
@@ -51,12 +59,12 @@ FN void turn_head_(JOB_(), int t, int h) {
     float s = SIN(angle) * magnitude, c = COS(angle) * magnitude;
     PUT_(FIRST_(i), a * c - b * s);
     PUT_(SECOND_(i), a * s + b * c);
-    i += LANES;
+    i += TURN_LANES;
     READ_PAIR_();
   }
   while (d < wide) {
     PUT_(d, plain);
-    d += LANES;
+    d += TURN_LANES;
     if (d < wide) plain = READ_F32(xh + d * sx);
   }
 }

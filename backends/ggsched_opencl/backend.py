@@ -7,7 +7,7 @@ from ggsched.backend.protocols import Device
 from ggsched.errors import BackendUnavailable
 from ggsched_opencl import driver
 from ggsched_opencl.device import OpenClDevice
-from ggsched_opencl.matrix_units import has_ptx
+from ggsched_opencl.matrix_units import has_ptx, local_nbytes
 
 MAX_DEVICES: Final = 64
 
@@ -33,7 +33,10 @@ class OpenClBackend:
     def __init__(self) -> None:
         found = driver.find_devices()
         self._found = tuple(
-            replace(f, has_ptx=not f.is_cpu and has_ptx(f.handle)) for f in found.devices
+            replace(f, has_ptx=True, local_nbytes=local_nbytes(f.handle))
+            if not f.is_cpu and has_ptx(f.handle)
+            else f
+            for f in found.devices
         )
         self.notes = found.notes
 

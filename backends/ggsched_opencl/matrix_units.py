@@ -20,6 +20,9 @@ LANES: Final = 32
 LARGE_NBYTES: Final = 96 << 10
 """Local memory that kernels declare; NVIDIA's driver gives more than it tells."""
 
+LARGER_NBYTES: Final = 200 << 10
+"""The same where a driver gives that much."""
+
 _PROBE: Final = """
 #if HAS_PTX
 #define A(i, k) ((float)((2 * (i) + 3 * (k)) % 7 - 3))
@@ -59,6 +62,16 @@ KERNEL(probe)(GLOBAL float *to) {
 @cache
 def has_ptx(device: Handle) -> bool:
     """Whether products of f16, bf16 and bytes, and an exchange of lanes are right."""
+    return _is_right(device, LARGE_NBYTES)
+
+
+@cache
+def local_nbytes(device: Handle) -> int:
+    """Return how much local memory a group of a device that has PTX can have."""
+    return LARGER_NBYTES if _is_right(device, LARGER_NBYTES) else LARGE_NBYTES
+
+
+def _is_right(device: Handle, nbytes: int) -> bool:
     text = common_text("opencl", has_warps=True) + _PROBE
     i, k, j = np.arange(16), np.arange(16), np.arange(8)
     a = (2 * i[:, None] + 3 * k) % 7 - 3
@@ -67,7 +80,7 @@ def has_ptx(device: Handle) -> bool:
     parts = [(a @ b).ravel(), lanes ^ 5, 1 + lanes / 1024, 254 + lanes]
     parts.append((0x5566778811223344 >> lanes & 0xFFFFFFFF) >> 8)
     wanted = np.concatenate(parts).astype(np.float32)
-    common = (*DEFINES, *(("VW", "4"), ("LANES", str(LANES)), ("LARGE_NBYTES", str(LARGE_NBYTES))))
+    common = (*DEFINES, *(("VW", "4"), ("LANES", str(LANES)), ("LARGE_NBYTES", str(nbytes))))
     return all(
         driver.probe(device, text, (*common, (kind, "1")), LANES, wanted.nbytes) == wanted.tobytes()
         for kind in ("W_F16", "W_BF16")

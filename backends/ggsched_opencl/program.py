@@ -8,10 +8,20 @@ from ggsched.backend.base_buffer import BaseBuffer, own_buffer, writable_memory
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.backend.protocols import Device
 from ggsched.backend.queued.stream import QueuedStream
-from ggsched_kernels import CODE, FAULT, Constant, KernelCall, TuningProfile, lower_nodes
-from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall
+from ggsched_kernels import (
+    CODE,
+    FAULT,
+    Constant,
+    KernelCall,
+    Lowered,
+    TuningProfile,
+    lower_nodes,
+)
+from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall, i32, i64
+from ggsched_kernels.merged import merged, runs
 from ggsched_opencl import driver
 from ggsched_opencl.driver import Handle, place_of
+from ggsched_opencl.merging import PATIENCE, Merging
 from ggsched_opencl.queue import OpenClQueue
 
 Step = tuple[Callable[..., Handle], Handle, object, object]
@@ -23,6 +33,7 @@ class ProgramDevice(Device, Protocol):
 
     context: Any
     profile: TuningProfile
+    merging: Merging
 
     def allocate(self, nbytes: int) -> BaseBuffer:
         """Return a fresh buffer."""
@@ -47,14 +58,16 @@ class OpenClProgram:
     ) -> None:
         for node in nodes:
             writable_memory(node.output.buffer)
-        lowered = lower_nodes([_placed(node) for node in nodes], device.profile)
+        # Times are those of single calls.
+        self._merges = device.profile.merged_groups > 0 and stream.queue.times is None
+        lowered = self._lowered([_placed(node) for node in nodes], device.profile)
         self._device = device
         self.stream = stream
         self.is_closed = False
         kernels = [call for call in lowered.calls if isinstance(call, KernelCall)]
         self.checks_ids = any(FAULT in call.args for call in kernels)
         self.steps: list[Step] = []
-        self.labels = [call.label for call in lowered.calls]
+        self.labels: list[str] = []
         # OpenCL kernels do not keep their arguments alive.
         self._buffers: list[Handle] = []
         self._kernels: list[tuple[tuple[object, ...], Handle]] = []
@@ -63,13 +76,62 @@ class OpenClProgram:
         try:
             for memory, nbytes in lowered.memory.items():
                 self._memory[memory] = device.allocate(nbytes)
-            for call in lowered.calls:
-                self._add(call)
+            for run in runs(lowered.calls) if self._merges else [lowered.calls]:
+                if not self._merges or len(run) == 1 or not self._merge(run):
+                    for call in run:
+                        self._add(call)
         except BaseException:
             self.close()
             raise
 
+    def _lowered(self, nodes: Sequence[BoundNode], profile: TuningProfile) -> Lowered:
+        """Lower nodes by groups of the size of merged kernels, if some of them can be merged."""
+        if self._merges:
+            lanes = profile.merged_lanes
+            span = max(profile.span, lanes * profile.vector)
+            found = lower_nodes(nodes, replace(profile, lanes=lanes, span=span, row_lanes=lanes))
+            if any(len(run) > 1 for run in runs(found.calls)):
+                return found
+            self._merges = False
+        return lower_nodes(nodes, profile)
+
+    def _merge(self, calls: Sequence[Any]) -> bool:
+        """Add calls as the steps of one kernel; False where its groups do not meet."""
+        made, device = merged(calls), self._device
+        key = (made.name, (), "merged")
+        kernel = device.take_kernel(*key)
+        self._kernels.append((key, kernel))
+        groups = device.profile.merged_groups
+        if not device.merging.do_meet(made, kernel, groups):
+            return False
+        values = {id(v): v for c in calls for a in c.args for v in [self._value(a, c.label)]}
+        handles = {key: v for key, v in values.items() if not isinstance(v, bytes)}
+        placing = device.take_kernel(made.name, (), "placed")
+        self._kernels.append(((made.name, (), "placed"), placing))
+        found = device.merging.addresses(placing, list(handles.values()))
+        addresses = dict(zip(handles, found, strict=True))
+
+        def value_of(arg: Arg, label: str) -> bytes:
+            value = self._value(arg, label)
+            return value if isinstance(value, bytes) else i64(addresses[id(value)])
+
+        context = device.context
+        table = driver.make_filled_buffer(context, made.table(value_of))
+        meeting = driver.make_filled_buffer(context, bytes(64))
+        self._buffers += [table, meeting]
+        label = calls[0].label
+        code = self.stream.queue.codes.argument(label)
+        given = (table, i32(len(calls)), meeting, PATIENCE, self.stream.queue.fault_words, code)
+        for i, value in enumerate(given):
+            driver.set_argument(kernel, i, value)
+        self.checks_ids = True
+        self.labels.append(label)
+        lanes = made.lanes
+        self.steps.append((device.merging.enqueue, kernel, (groups * lanes, 1, 1), (lanes, 1, 1)))
+        return True
+
     def _add(self, call: KernelCall | StreamCall) -> None:
+        self.labels.append(call.label)
         if isinstance(call, StreamCall):
             enqueue = call.bound(lambda memory: self._value(memory, call.label), None)
             self.steps.append((driver.enqueue_by, enqueue, None, None))

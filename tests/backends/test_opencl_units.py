@@ -16,7 +16,7 @@ from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F16, F32, I32, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0
 from ggsched.ir.tensor import Role
 from ggsched.scheduler import Scheduler
-from ggsched_kernels import GPU, lower_nodes, lower_warps, supported_fusions, supported_ops
+from ggsched_kernels import GPU, lower_nodes, supported_fusions, supported_ops
 from ggsched_kernels.calls import JOINED_NBYTES
 from ggsched_llm.graph import build_model_graph
 from ggsched_opencl.device import NEIGHBOURS
@@ -133,6 +133,22 @@ def test_neighbours_of_few_rows_are_three_kernels(monkeypatch, dtype, tokens):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(Q8_0, marks=slow)], ids=str)
+def test_neighbours_with_addends_are_two_kernels(monkeypatch, dtype):
+    g = GraphBuilder()
+    x = g.input("x", (1, 64))
+
+    def added(name, rows, x):
+        return g.add(g.mul_mat(g.weight(name, (rows, 64), dtype), x), g.weight(f"{name}b", (rows,)))
+
+    normed = g.mul(g.rms_norm(x), g.weight("norm", (64,)))
+    q, k, v = (added(name, rows, normed) for name, rows in (("q", 64), ("k", 5), ("v", 9)))
+    again = g.mul(g.rms_norm(q), g.weight("norm2", (64,)))
+    made = run_step(monkeypatch, g.build(k, v, again, added("o", 7, again)), UNITS)
+    names = ("NORMED", "ADDED", "WEIGHTS")
+    assert [[call.get(n) for n in names] for call in made] == [["1", "1", "3"], ["1", "1", None]]
+
+
 def test_a_norm_in_place_stays_alone():
     g = GraphBuilder()
     x = g.input("x", (1, 64))
@@ -191,8 +207,9 @@ def nodes_of(graph):
     return [replace(n, group=group) if n.node in group.nodes else n for n in nodes]
 
 
-def test_rotations_and_attention_of_one_token_are_one_kernel(monkeypatch):
-    made, graph, states = lowered_by(monkeypatch, PLAIN), decoding(), {}
+@pytest.mark.parametrize(("kv", "kernel"), [(F16, "attention_blocks"), (F32, "attention_row")])
+def test_rotations_and_attention_of_one_token_are_one_kernel(monkeypatch, kv, kernel):
+    made, graph, states = lowered_by(monkeypatch, PLAIN), decoding(kv=kv), {}
     given = tame(graph)
     with Scheduler(["opencl:0"]) as scheduler:
         for row in (37, 38, 39, 45):
@@ -204,7 +221,7 @@ def test_rotations_and_attention_of_one_token_are_one_kernel(monkeypatch):
             found = scheduler.run(graph, given)
             for tid, wanted in run_oracle(graph, given, states=states).items():
                 np.testing.assert_allclose(found[tid], wanted, rtol=1e-4, atol=1e-4)
-    assert [(call["kernel"], call["ROPE"]) for call in made] == [("attention_blocks", "1")]
+    assert [(call["kernel"], call["ROPE"]) for call in made] == [(kernel, "1")]
 
 
 def test_arguments_of_attention_with_rotations_are_counted():
@@ -233,19 +250,42 @@ def kernels_of(nodes):
 @pytest.mark.parametrize(
     "dtype", [Q8_0, *(pytest.param(t, marks=slow) for t in (Q4_0, Q4_K, Q6_K, MXFP4))]
 )
-def test_blocks_of_one_row_are_copied_first(device, monkeypatch, dtype):
+def test_blocks_of_one_row_are_copied_first(device, dtype):
     """Warps share rows of more than two steps; nothing behind the weight is read."""
-    monkeypatch.setattr(lower_warps, "STAGED_LANES", 64)
-    device.profile = UNITS
-    graph = product(dtype, 5, whole(2100, dtype), 1)
-    (call,) = calls(graph)
+    device.profile = profile = replace(UNITS, lanes=64)
+    graph = product(dtype, 3, whole(2100, dtype), 1)
+    (call,) = calls(graph, profile)
     assert [dict(call.defines)[name] for name in ("STAGED", "SPLIT")] == ["1", "2"]
     check(device, graph, tame(graph))
 
 
-def test_neighbours_of_one_row_are_copied_first(monkeypatch):
-    made = run_step(monkeypatch, decoder_step(Q8_0, 1), UNITS)
-    assert [call.get("STAGED") for call in made] == ["1", "1", "1"]
+def test_each_multiprocessor_has_one_group_of_rows_that_are_copied_first():
+    """Several weights, whose rows are counted by themselves, and those of a gated product."""
+    profile = replace(UNITS, lanes=512, num_sms=132, staged_nbytes=180 << 10)
+    for n in (2048, 3072, 14336, 128256):
+        (call,) = calls(product(Q8_0, n, 2048, 1), profile)
+        assert 96 <= call.groups[0] <= 132
+    made = calls(decoder_step(Q8_0, 1), profile)
+    assert all(dict(call.defines)["STAGED"] == "1" for call in made if "matvec" in call.kernel)
+    assert all(call.groups[0] <= 132 for call in made)
+
+
+@pytest.mark.parametrize(("dtype", "way"), [(Q8_0, "STAGED"), (BF16, "STREAMED")])
+def test_neighbours_of_one_row_are_copied_first(monkeypatch, dtype, way):
+    """Rows of blocks are, and of plain types that of x."""
+    made = run_step(monkeypatch, decoder_step(dtype, 1), UNITS)
+    assert [call.get(way) for call in made] == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(F32, marks=slow)], ids=str)
+def test_rows_of_plain_weights_pass_by_x(device, dtype):
+    """A row of several stretches, the last one cut short, and more rows than warps."""
+    device.profile = profile = replace(UNITS, lanes=64)
+    graph = product(dtype, 11, 2 * 8 * 8 * 32 + 40, 1)
+    (call,) = calls(graph, profile)
+    assert dict(call.defines)["STREAMED"] == "1"
+    assert call.groups == (2, 1, 1)
+    check(device, graph, tame(graph), atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [BF16, Q8_0], ids=str)
@@ -256,7 +296,7 @@ def test_a_layer_of_decoding_is_five_kernels(monkeypatch, dtype):
     graph = build_model_graph(spec, n_tokens=1, n_kv=64, n_out=1, n_ctx=64)
     with Scheduler(["opencl:0"], weights=random_weights(spec)) as scheduler:
         scheduler.prepare(graph)
-    products, attention = ["matvec_rows"], ["attention_blocks"]
+    products, attention = ["matvec_rows"], ["attention_row"]
     layer = [*products, *attention, *products * 3]
     assert [call["kernel"] for call in made] == ["get_rows", *layer * 3, *products]
 
@@ -332,6 +372,37 @@ def test_attention_of_many_queries(device, kv):
     check(device, graph, values)
 
 
+ONE_TOKEN = (
+    (F32, (1, 8, 2, 64, 64, 300, None, True, True, 0.0), ["attention_row"]),
+    (F16, (1, 6, 2, 32, 64, 70, "heads", False, False, 3.0), ["attention_row"]),
+    (BF16, (1, 4, 4, 32, 32, 20, "mask", True, True, 0.0), ["attention_row"]),
+    (F16, (1, 16, 2, 64, 128, 600, None, True, False, 0.0), ["attention_row", "attention_join"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("kv", "case", "made"), [ONE_TOKEN[0], *(pytest.param(*c, marks=slow) for c in ONE_TOKEN[1:])]
+)
+def test_attention_of_one_token(device, kv, case, made):
+    """Queries that share keys, none or several of the other operands, and shares of the rows."""
+    device.profile = replace(PLAIN, lanes=64)
+    graph = attention_graph(case, kv)
+    assert kernels(graph, PLAIN) == made
+    given = tame(graph, mask=LeafRule("mask"), bounds=LeafRule("bounds", bound=case[5]))
+    check(device, graph, given, runs=2)
+
+
+def test_attention_of_one_token_that_has_no_pieces():
+    def kernel(kv=F32, **changed):
+        given = {"tokens": 1, "heads": 4, "groups": 2, "width": 64, "across": 64, "rows": 20}
+        case = (*(given | changed).values(), None, False, False, 0.0)
+        return kernels(attention_graph(case, kv), PLAIN)[0]
+
+    assert kernel() == kernel(width=16) == "attention_row"
+    more = kernel(F16, width=16), kernel(across=96), kernel(across=256), kernel(heads=18)
+    assert {kernel(Q8_0), kernel(tokens=2), *more} == {"attention_blocks"}
+
+
 def test_attention_that_units_do_not_take():
     def kernel(profile=UNITS, kv=F32, **changed):
         names = ("tokens", "heads", "groups", "width", "across")
@@ -356,6 +427,8 @@ def test_a_device_without_ptx_has_no_units(device):
     gpu = replace(found, is_cpu=False, parameter_nbytes=JOINED_NBYTES, has_ptx=True)
     assert (profile_of(gpu).matrix_units, profile_of(gpu).joins) == (True, True)
     assert not profile_of(replace(gpu, parameter_nbytes=1024)).joins
+    assert profile_of(replace(gpu, local_nbytes=96 << 10)).merged_lanes == 256
+    assert profile_of(replace(gpu, local_nbytes=200 << 10)).merged_lanes == 512
 
 
 def test_units_are_used_if_products_and_exchanges_are_right(monkeypatch):
