@@ -11,6 +11,8 @@ from typing import Final
 
 from ggsched.backend.program import BoundNode, Operand, groups_of
 from ggsched.ir.dtype import KV_DTYPES
+from ggsched_cuda_kernels.batch_attention import PATTERNS as BATCHES
+from ggsched_cuda_kernels.batch_attention import fits_batches, lower_batches
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
 from ggsched_cuda_kernels.conv_mma import conv_tiles
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
@@ -137,6 +139,7 @@ FUSED: Final[Mapping[str, Fused]] = {
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
     "mul_mat*2+swiglu": Fused(fits_narrow, lower_narrow),
     PATTERN: Fused(fits_sums, lower_sums),
+    **dict.fromkeys(BATCHES, Fused(fits_batches, lower_batches)),
 }
 """How groups are run, by pattern. One that does not fit goes the shared way, or node by node."""
 

@@ -8,7 +8,7 @@ like any other, and what the others compute is read inside the group and nowhere
 The patterns are those that ggml's CUDA backend and llama.cpp's graphs made worth while
 (``ggml_can_fuse``): a norm and its weight, a product and what is added to it, the two halves of a
 gated network, what experts compute and its sum, a rotation on its way to a cache. Two additions are
-a sum over devices and the residual (``ggsched_shard``).
+a sum over devices and the residual (``ggsched_shard``), and attention in batches.
 """
 
 from collections.abc import Mapping
@@ -82,6 +82,10 @@ _ALL: Final = (
     _chain("sum_rows+add", (0, 1)),
     _chain("add+add", (0, 1)),
     _chain("rope+set_rows", (1,)),
+    _chain("mul_mat+soft_max+mul_mat", (0,), (1,)),
+    _chain("mul_mat+scale+soft_max+mul_mat", (0,), (0,), (1,)),
+    _chain("mul_mat+add+soft_max+mul_mat", (0, 1), (0,), (1,)),
+    _chain("mul_mat+scale+add+soft_max+mul_mat", (0,), (0, 1), (0,), (1,)),
 )
 
 PATTERNS: Final[Mapping[str, Pattern]] = {p.name: p for p in _ALL}

@@ -1,8 +1,9 @@
 """Merges nodes of an imported graph, and drops those whose results are not read.
 
-Exported models scale and shift: by numbers, one after another, and each channel behind a
-convolution. The former are one ``scale``; the latter goes into the weights. They also spell out
-activations that are one op here.
+Exported models scale and shift: by numbers, one after another, each channel behind a convolution,
+and scores in front of a softmax. The first are one ``scale``; the second goes into the weights, the
+third into the softmax. They also spell out activations that are one op here, and compute again for
+each layer what only depends on a mask.
 """
 
 from collections import Counter
@@ -63,6 +64,7 @@ class _Rewrite:
         self._new: dict[int, Tensor] = {}
         self._made: dict[int, _Made] = {}
         self._known: dict[str, Tensor] = {}
+        self._same: dict[object, Tensor] = {}
         reads = [graph.tensors[t].storage for n in graph.nodes for t in n.inputs]
         self._reads = Counter([*reads, *(graph.tensors[t].storage for t in graph.outputs)])
         nodes = {n.output: n for n in graph.nodes if keep is None or n.id in keep}
@@ -98,9 +100,16 @@ class _Rewrite:
         op = n.op
         if self._merges:
             op, operands, params = self._merged(op, operands, params)
+        windows = tuple((t.storage, t.offset, t.shape, t.strides) for t in operands)
+        same = op, windows, tuple(sorted(params.items()))
+        if self._merges and old.id not in self._old.outputs and same in self._same:
+            found = self._same[same]
+            self._made[found.id] = self._made[found.id]._replace(is_read_once=False)
+            return found
         made = self._g.op(op, *operands, name=n.name, **params)  # type: ignore[arg-type]
         once = self._reads[old.storage] == 1
         self._made[made.id] = _Made(op, operands, params, once)
+        self._same[same] = made
         return made
 
     def _merged(
@@ -110,6 +119,8 @@ class _Rewrite:
         activation = self._activation(op, operands, params)
         if activation is not None:
             return activation
+        if op == "soft_max" and not params:
+            return self._soft_max(operands[0])
         before = self._made.get(operands[0].id)
         if before is None or not before.is_read_once:
             return op, operands, params
@@ -119,6 +130,23 @@ class _Rewrite:
         if op in ("mul", "add", "scale") and before.op == "nd.conv":
             return self._into_conv(op, operands, params, before) or (op, operands, params)
         return op, operands, params
+
+    def _soft_max(self, x: Tensor) -> tuple[str, list[Tensor], dict[str, Param]]:
+        """Return a softmax that adds a mask and scales, where these are in front of it."""
+        terms, mask, factor = self._of("add", [x]), list[Tensor](), 1.0
+        if terms:
+            is_first = terms[1].shape != x.shape or self._of("mul_mat", terms[:1])
+            x, *mask = terms if is_first else terms[::-1]
+        scaled = self._of("scale", [x], bias=0.0)
+        if scaled:
+            factor *= _numbers(self._made[x.id].params)[0]
+            (x,) = scaled
+        product = self._of("mul_mat", [x])
+        scaled = self._of("scale", product[1:], bias=0.0)
+        if scaled:
+            factor *= _numbers(self._made[product[1].id].params)[0]
+            x = self._g.mul_mat(product[0], *scaled)
+        return "soft_max", [x, *mask], {"scale": factor, "mask": bool(mask)}
 
     def _activation(
         self, op: str, operands: list[Tensor], params: Mapping[str, Param]

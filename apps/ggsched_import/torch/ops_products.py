@@ -100,9 +100,8 @@ def _attention(
         attn_mask = Const(np.tril(np.ones((query.shape[-2], key.shape[-2]), bool)))
     if attn_mask is None:
         return attended(c, query, key, value, scale, lambda scores: scores)
-    infinite = c.const(-math.inf, kind)
     if attn_mask.dtype.name == "bool":
-        mask = c.nd("where", attn_mask, c.const(0, kind), infinite)
+        mask = c.nd("where", attn_mask, c.const(0, kind), c.const(-math.inf, kind))
     else:
         mask = c.cast(attn_mask, kind)
     return attended(c, query, key, value, scale, lambda scores: c.nd("add", scores, mask), mask)
@@ -130,13 +129,13 @@ def attended(
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     raw = c.nd("matmul", c.nd("mul", query, c.const(factor, kind)), c.swap(key))
     scores = change(raw)
-    shares = c.nd("softmax", scores, axis=len(scores.shape) - 1)
+    made = c.nd("matmul", c.nd("softmax", scores, axis=len(scores.shape) - 1), value)
     if scores is not raw:
         top = reduced(c, "max", scores if mask is None else mask, [-1], True)
         seen = c.nd("greater", top, c.const(-math.inf, kind))
         if not (isinstance(seen, Const) and seen.array.all()):
-            shares = c.nd("where", seen, shares, c.const(0, kind))
-    return c.nd("matmul", shares, value)
+            made = c.nd("where", seen, made, c.const(0, kind))
+    return made
 
 
 def with_heads(c: Call, x: Value, heads: int) -> Value:
