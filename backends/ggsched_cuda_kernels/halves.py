@@ -27,6 +27,9 @@ from ggsched_kernels.retained import Retained
 WHOLE_ROWS: Final = frozenset({"rms_mul", "sum_norm"})
 """Kernels whose groups have whole rows anyway."""
 
+NO_ROWS: Final = frozenset({"chain_rows"})
+"""Kernels whose groups have parts of rows."""
+
 WARP: Final = 32
 
 JOINED_PAIRS: Final = 1 << 13
@@ -56,11 +59,12 @@ def writing_halves(
     product = following[0][0]
     if product.op != "mul_mat":
         return call
-    is_bf16 = product.inputs[0].dtype.name == "bf16"
+    kind = product.inputs[0].dtype.name
+    is_bf16 = kind == "bf16"
     x, rows = product.inputs[1], prod(product.inputs[1].shape[:-1])
     if not is_same(x, made) or not (_is_dense(x) and _is_dense(made)):
         return call
-    if rows < MIN_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto":
+    if rows < MIN_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto" or kind == "f32":
         return call
     site = CudaLoweringContext(product, profile)
     if not _takes_tiles(site) and (fits_passes(site) or not fits_rounded(site)):
@@ -80,6 +84,8 @@ def with_whole_rows(call: KernelCall, n: int, rows: int) -> KernelCall | None:
     """Return a call with a group for each row of n elements, or None if that cannot be."""
     if call.kernel in WHOLE_ROWS:
         return call
+    if call.kernel in NO_ROWS:
+        return None
     defines = dict(call.defines)
     if call.kernel == "gated_rows":
         lanes, units = lanes_of(n, rows)

@@ -14,6 +14,7 @@ from ggsched.ir.dtype import KV_DTYPES
 from ggsched_cuda_kernels.batch_attention import PATTERNS as BATCHES
 from ggsched_cuda_kernels.batch_attention import fits_batches, lower_batches
 from ggsched_cuda_kernels.calls import Call, CudaLoweringContext
+from ggsched_cuda_kernels.chain_rows import join_chain_rows
 from ggsched_cuda_kernels.conv_mma import conv_tiles
 from ggsched_cuda_kernels.decode.attention import fits_attention, lower_attention
 from ggsched_cuda_kernels.decode.device_sums import (
@@ -26,9 +27,11 @@ from ggsched_cuda_kernels.decode.device_sums import (
 from ggsched_cuda_kernels.decode.elements import join_elements
 from ggsched_cuda_kernels.decode.fused import (
     fits_gated_norm,
+    fits_norm_mul_add,
     fits_rms_mul,
     fits_rope,
     lower_gated_norm,
+    lower_norm_mul_add,
     lower_rms_mul,
     lower_rope,
     lower_rope_rows,
@@ -134,6 +137,7 @@ TABLE: Final[tuple[KernelRule, ...]] = (
 
 FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
+    "norm+mul+add": Fused(fits_norm_mul_add, lower_norm_mul_add),
     "rms_norm+mul+swiglu": Fused(fits_gated_norm, lower_gated_norm),
     "rope+set_rows": Fused(lambda s: fits_rope_rows(*(site.node for site in s)), lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
@@ -146,11 +150,13 @@ FUSED: Final[Mapping[str, Fused]] = {
 JOINERS: Final[tuple[FusionRule, ...]] = (
     join_products, join_routed, join_experts, join_attention,
     partial(join_heads, site=CudaLoweringContext, least=2), join_tokens, join_route,
-    join_sums, join_last_sum, join_conv, join_linear_attention, join_elements,
+    join_sums, join_last_sum, join_conv, join_linear_attention, join_elements, join_chain_rows,
     partial(join_chain, site=CudaLoweringContext),
     partial(join_convolution, site=CudaLoweringContext, tiles=conv_tiles),
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
+
+ADDED: Final = ("mul_mat+add", "mul_mat+add+add")
 
 SUMS: Final = (PATTERN, f"{PATTERN}, {PATTERN}")
 _BIASED: Final = ", mul_mat+add"
@@ -209,6 +215,9 @@ def lower(
     groups, retained = list(groups_of(nodes)), Retained()
     while at < len(groups):
         joined = _joined(groups, at, profile) or _together(groups, at, profile, retained)
+        if joined is None and _is_product_alone(groups[at], profile):
+            groups[at : at + 1] = [[node] for node in groups[at]]
+            continue
         count, sites = joined or (1, _lower_group(groups[at], profile, retained))
         normed = None if joined else _normed(groups, at, sites, profile)
         if normed is not None:
@@ -229,6 +238,16 @@ def lower(
     if calls and isinstance(calls[0], KernelCall) and calls[0].meets >= 0:
         calls[0] = replace(calls[0], pushed=pushed_rows(groups, calls, ends, profile))
     return calls, memory_of(scratch, retained)
+
+
+def _is_product_alone(group: Sequence[BoundNode], profile: TuningProfile) -> bool:
+    """Whether a library computes the product of a group, and what is added has other kernels."""
+    if group[0].group is None or group[0].group.pattern not in ADDED or len(group) < 2:
+        return False
+    if any(0 in node.output.shape for node in group):
+        return False
+    rule = choose(CudaLoweringContext(group[0], profile))
+    return rule is not None and rule.name.startswith("cublas")
 
 
 def _joined(

@@ -88,7 +88,9 @@ def fits_rounded(site: CudaLoweringContext) -> bool:
     w = site.node.inputs[0]
     least = site.profile.few_rows + 1
     least = min(least, ROUNDED_ROWS.get(w.dtype.name, least))
-    if site.profile.activations != "auto" or not _has_rows(site, least) or not _is_single(w):
+    if site.profile.activations != "auto" or not _is_single(w):
+        return False
+    if not _has_rows(site, least, converts=True):
         return False
     places = (w.offset, *w.strides[-2:-1])
     return all(place % alignment_of(w.dtype) == 0 for place in places)
@@ -284,8 +286,12 @@ def _add(
 # --- what fits ----------------------------------------------------------------------------------
 
 
-def _has_rows(site: CudaLoweringContext, least: int) -> bool:
-    """Whether a product has enough rows, and strides that cuBLAS knows."""
+def _has_rows(site: CudaLoweringContext, least: int, *, converts: bool = False) -> bool:
+    """Whether a product has enough rows, and strides that cuBLAS knows.
+
+    Args:
+        converts: Whether x is converted first, so that its rows lie anywhere.
+    """
     w, x = site.node.inputs
     y = site.node.output
     if 0 in (*w.shape, *x.shape, *y.shape):
@@ -296,6 +302,8 @@ def _has_rows(site: CudaLoweringContext, least: int) -> bool:
     has_columns = w.dtype.name == "f32" and _has_plain_columns(w)
     if not (has_columns or _has_plain_rows(w)):
         return False
+    if converts:
+        return _has_plain_rows(y) and _is_even(window(y))
     return _has_plain_rows(y) and _has_plain_inputs(site, w, x, y)
 
 

@@ -6,10 +6,12 @@ from typing import Final
 
 from ggsched.errors import UsageError
 from ggsched.files.reading import package_text
+from ggsched_cuda_kernels.chain_rows import SOURCE as CHAIN_ROWS
 from ggsched_cuda_kernels.conv_mma import SOURCE as CONV_MMA
 from ggsched_cuda_kernels.programmatic_launch import Mode, with_early_start
 from ggsched_kernels import ARRAYS, SOURCES, USER_PREFIX, common_text, source
 from ggsched_kernels.calls import Launch
+from ggsched_kernels.chains import SOURCE as CHAIN
 from ggsched_kernels.convolution import SOURCE as CONV
 
 OPTIONS: Final = ("-std=c++17",)
@@ -88,6 +90,9 @@ def _whole(name: str) -> str:
     if name.startswith(f"{CONV_MMA}-"):
         tiles = source(name.replace(CONV_MMA, CONV, 1), "cuda")
         return "\n".join([tiles, *map(_own, ("mma.h", "conv_mma.cu"))])
+    if name.startswith(f"{CHAIN_ROWS}-"):
+        chain = source(name.replace(CHAIN_ROWS, CHAIN, 1), "cuda")
+        return "\n".join([chain, *map(_own, ("halves.h", "chain_rows.cu"))])
     if name in SOURCES or name.startswith((USER_PREFIX, ARRAYS)):
         return source(name, "cuda")
     if name != OWN and name not in BEHIND and name not in WITH_HEADERS:

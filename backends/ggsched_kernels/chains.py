@@ -8,7 +8,9 @@ results stay in registers. No pattern is declared, and the plan is as before.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
+from math import prod
 from typing import Final, NamedTuple, TypeVar
 
 from ggsched.backend.program import BoundNode, Operand
@@ -17,6 +19,7 @@ from ggsched_kernels.arrays import PREFIX, SOURCE_PREFIX, broadcast, packed, pla
 from ggsched_kernels.calls import MAX_PARTS, TuningProfile, f32, i32
 from ggsched_kernels.lowering_context import LoweringContext
 
+SOURCE: Final = f"{SOURCE_PREFIX}chain"
 MAX_OPERANDS: Final = 3
 MAX_NUMBERS: Final = 3
 MAX_NODES: Final = 12
@@ -29,6 +32,7 @@ _BUILT_IN: Final = {
     "scale": Expression("A * P0 + P1", params=("scale", "bias")),
     "clamp": Expression("MIN(P1, MAX(P0, A))", params=("min", "max")),
     "silu": Expression("A / (EXP(-A) + 1.0f)"),
+    "gelu": Expression("A / (EXP((A * A * 0.044715f + 1.0f) * A * -1.5957691216057308f) + 1.0f)"),
     "sigmoid": Expression("1.0f / (EXP(-A) + 1.0f)"),
     "tanh": Expression("TANH(A)"),
     "softplus": Expression("MAX(A, 0.0f) + LOG1P(EXP(MIN(A, -A)))"),
@@ -96,13 +100,24 @@ def join_chain(
     that load vectors. On devices whose groups are single work-items, CPUs, ops are ``CHEAP``.
     """
     y = groups[at][0].output
-    chain = _chain(groups, at, y, lambda op, _: profile.lanes > 1 or op in CHEAP, is_behind=False)
+    chain = chain_from(groups, at, lambda op, _: profile.lanes > 1 or op in CHEAP)
     count = len(chain.steps)
     if count < 2 or not any(step.op.startswith(PREFIX) for step in chain.steps):
         return None
     made = site(groups[at + count - 1][0], profile)
     _call(made, chain, y)
     return count, made
+
+
+def chain_from(
+    groups: Groups, at: int, fits: Callable[[str, Sequence[Operand]], bool]
+) -> Chain:
+    """Return the ops from ``at`` on, each of which replaces the result of the one before it.
+
+    Args:
+        fits: Whether an op and what it reads besides can be part of it.
+    """
+    return _chain(groups, at, groups[at][0].output, fits, is_behind=False)
 
 
 def chain_behind(groups: Groups, at: int, takes: Callable[[Operand], bool]) -> Chain:
@@ -149,12 +164,13 @@ def _step(
     """Return an op as a step of a chain that ends in ``y``, and the operands that are new."""
     node = group[0]
     expression = EXPRESSIONS.get(node.op)
-    if len(group) > 1 or expression is None or not node.output.is_same_window(y) or 0 in y.shape:
+    made = _as_long(node.output, y)
+    if len(group) > 1 or expression is None or not made.is_same_window(y) or 0 in y.shape:
         return None
     if any(o.dtype.name != "f32" for o in (*node.inputs, y)):
         return None
     places, more = [], list[Operand]()
-    for operand in node.inputs:
+    for operand in (_as_long(o, y) for o in node.inputs):
         is_y = operand.is_same_window(y)
         if is_y and not is_first:
             places.append(-1)
@@ -172,6 +188,14 @@ def _step(
     return _Step(node.op, tuple(places)), more
 
 
+def _as_long(operand: Operand, y: Operand) -> Operand:
+    """Return an operand without the axes of extent 1 that it has more than y in front."""
+    more = len(operand.shape) - len(y.shape)
+    if more <= 0 or prod(operand.shape[:more]) != 1:
+        return operand
+    return replace(operand, shape=operand.shape[more:], strides=operand.strides[more:])
+
+
 def _call(site: LoweringContext, chain: Chain, y: Operand) -> None:
     x = [broadcast(o, y.shape) for o in chain.operands]
     places = [*x, *[x[0]] * (MAX_OPERANDS - len(x)), place(y)]
@@ -179,7 +203,7 @@ def _call(site: LoweringContext, chain: Chain, y: Operand) -> None:
     span = max(site.profile.span, -(-extent // MAX_PARTS))
     values = [*chain.numbers, 0.0, 0.0, 0.0][:MAX_NUMBERS]
     site.call(
-        f"{SOURCE_PREFIX}chain-{chain.text}-f32",
+        f"{SOURCE}-{chain.text}-f32",
         "chain",
         (*(p[0] for p in places), struct, i32(span), *map(f32, values)),
         (rows, max(1, -(-extent // span)), 1),
@@ -226,6 +250,7 @@ __all__ = [
     "Groups",
     "Site",
     "chain_behind",
+    "chain_from",
     "chain_source",
     "join_chain",
 ]

@@ -71,6 +71,7 @@ def _gated_with_biases(product: str, add: str, gate: str) -> Pattern:
 _ALL: Final = (
     _chain("rms_norm+mul", (0, 1)),
     _chain("rms_norm+mul+swiglu", (0, 1), (1,)),
+    _chain("norm+mul+add", (0, 1), (0, 1)),
     _chain("mul_mat+add", (0, 1)),
     _chain("mul_mat+add+add", (0, 1), (0, 1)),
     _chain("mul_mat_id+mul", (0, 1)),

@@ -18,7 +18,7 @@ from ggsched.errors import GraphError, ModelError
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.constants import PREFIX
 from ggsched.ir.dtype import ARRAY_DTYPES, BF16, F32, DType
-from ggsched.ir.ops import Param, infer, op_by_name
+from ggsched.ir.ops import BUILT_IN_AXES, Param, infer, op_by_name
 from ggsched.ir.params import canonical_params, check_arity
 from ggsched.ir.tensor import Role, Tensor, contiguous_strides
 from ggsched.ops.nd.declare import wide
@@ -81,6 +81,28 @@ class Const:
 def widened(bits: Array) -> Array:
     """Return bfloat16, given as its bits, as f32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def reshaped_strides(x: Tensor, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of a view of a shape with as many elements, or None if there is none."""
+    if 0 in shape:
+        return None
+    runs: list[tuple[int, int]] = []  # elements that are evenly apart, and by how many bytes
+    for n, step in zip(x.shape, x.strides, strict=True):
+        if runs and runs[-1][1] == n * step:
+            runs[-1] = runs[-1][0] * n, step
+        elif n != 1:
+            runs.append((n, step))
+    strides: list[int] = []
+    left, step = runs.pop() if runs else (1, x.dtype.block_nbytes)
+    for n in reversed(shape):
+        if n != 1 and left == 1 and runs:
+            left, step = runs.pop()
+        if left % n:
+            return None
+        strides.insert(0, step)
+        left, step = left // n, step * n
+    return tuple(strides)
 
 
 Value = Const | Tensor
@@ -214,7 +236,7 @@ class Emitter:
         return self.op("where", self._taken, indices, Const(np.zeros((), indices.dtype.host)))
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        """Return the same elements in another shape, without a node.
+        """Return the same elements in another shape, without a node unless they have to be copied.
 
         Raises:
             ModelError: the sizes differ.
@@ -226,7 +248,15 @@ class Emitter:
             raise ModelError(f"{list(x.shape)} cannot have the shape {list(size)}")
         if isinstance(x, Const):
             return Const(x.array.reshape(size))
-        return self.g.reshape(x if x.is_contiguous else self.g.cont(x), *size)
+        if x.is_contiguous:
+            return self.g.reshape(x, *size)
+        strides = reshaped_strides(x, size)
+        if strides is not None:
+            return self.g.view(x, size, strides)
+        if len(x.shape) <= BUILT_IN_AXES:
+            return self.g.reshape(self.g.cont(x), *size)
+        plain = self.g.op("nd.transpose", x, perm=tuple(range(len(x.shape))))
+        return self.g.reshape(plain, *size)
 
     def tensor(self, value: Value) -> Tensor:
         """Return a tensor of the graph: a constant becomes a weight."""

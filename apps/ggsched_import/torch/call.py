@@ -9,7 +9,6 @@ import numpy as np
 
 from ggsched.errors import GgschedError, GraphError, ModelError
 from ggsched.ir.dtype import dtype_by_name
-from ggsched.ir.ops import BUILT_IN_AXES
 from ggsched.ir.tensor import Tensor
 from ggsched.ir.user_ops import user_ops
 from ggsched_import.common.emit import Const, Emitter, Value, misfit
@@ -125,6 +124,8 @@ class Call:
         moved = [a for a in perm if x.shape[a] != 1]
         if moved == sorted(moved):
             return self.emit.reshape(x, [x.shape[a] for a in perm])
+        if isinstance(x, Tensor) and _may_be_view(x):
+            return self.emit.g.permute(x, *perm)
         return self.nd("transpose", x, perm=tuple(perm))
 
     def swap(self, x: Value, a: int = -2, b: int = -1) -> Value:
@@ -154,8 +155,8 @@ class Call:
 
 
 def _may_be_view(x: Tensor) -> bool:
-    """Whether built-in ops can copy x, strided, where its elements must lie together."""
-    return x.dtype.name == "f32" and len(x.shape) <= BUILT_IN_AXES and 0 not in x.shape
+    """Whether x can be copied, strided, where its elements must lie together."""
+    return x.dtype.name == "f32" and 0 not in x.shape
 
 
 def kind_of(x: Operand) -> str | Scalar:

@@ -52,17 +52,34 @@ def lower_gated_norm(nodes: list[CudaLoweringContext]) -> None:
     _norm(norm, mul.node, gated, gated.node.inputs[0])
 
 
+def fits_norm_mul_add(nodes: list[CudaLoweringContext]) -> bool:
+    """Whether ``norm+mul`` fits as ``rms_norm+mul``, and what is added lies as it needs it."""
+    *norm, added = nodes
+    made, y = norm[-1].node.output, added.node.output
+    z = _other(norm[-1].node, added.node)
+    fits = fits_rms_mul(norm) and made.shape == y.shape and z.shape[-1] == y.shape[-1]
+    return fits and _is_wide(z) and _is_wide(y)
+
+
+def lower_norm_mul_add(nodes: list[CudaLoweringContext]) -> None:
+    """One kernel for the norm, the product with its weight, and what is added."""
+    norm, mul, added = nodes
+    _norm(norm, mul.node, added, _other(mul.node, added.node))
+
+
 def _norm(
     site: CudaLoweringContext, mul: BoundNode, last: CudaLoweringContext, gate: Operand | None
 ) -> None:
     norm = site.node
     x, y = window(norm.inputs[0]), window(last.node.output)
     w = window(_other(norm, mul), mul.output.shape)
-    z = y if gate is None else window(gate)
+    z = y if gate is None else window(gate, mul.output.shape)
     n = x.shape[-1]
     lanes, units = lanes_of(n, x.rows)
     args = (*x.args, *w.args, *z.args, *y.args, f32(site.number("eps")), y.buffer)
-    flags = {"UNITS": units, "GATED": int(gate is not None)}
+    is_centred = norm.op == "norm"
+    flags = {"UNITS": units, "GATED": int(gate is not None) * (1 + is_centred)}
+    flags |= {"CENTRED": 1} if is_centred else {}
     last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, **flags)
     last.can_write_halves()
 

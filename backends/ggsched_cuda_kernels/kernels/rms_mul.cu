@@ -1,4 +1,5 @@
-/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED times silu(z). With HALVES besides
+/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED 1 times silu(z), with 2 plus z. CENTRED: norm in place of
+ * rms_norm. With HALVES besides
  * the same as bf16 (1) or as f16 with a scale for each row (2), for the product that follows.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w, z and
@@ -22,6 +23,19 @@ KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
     v[u] = i * 4 < n ? xr[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#if CENTRED
+    sum += v[u].x + v[u].y + v[u].z + v[u].w;
+  }
+  sum = warp_sum_(sum);
+  if (LANE % 32 == 0) sums[LANE / 32] = sum;
+  BARRIER();
+  float mean = warp_sum_(LANE % 32 < LANES / 32 ? sums[LANE % 32] : 0.0f) / (float)n;
+  BARRIER();
+  sum = 0.0f;
+  UNROLL for (int u = 0; u < UNITS; u++) {
+    if ((u * LANES + LANE) * 4 >= n) continue;
+    v[u].x -= mean, v[u].y -= mean, v[u].z -= mean, v[u].w -= mean;
+#endif
     sum += v[u].x * v[u].x + v[u].y * v[u].y + v[u].z * v[u].z + v[u].w * v[u].w;
   }
   sum = warp_sum_(sum);
@@ -34,7 +48,10 @@ KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL
     if (i * 4 < n) {
       float4 m = wr[i];
       float4 made = make_float4(v[u].x * scale * m.x, v[u].y * scale * m.y, v[u].z * scale * m.z, v[u].w * scale * m.w);
-#if GATED
+#if GATED == 2
+      float4 g = ((const float4 *)(z + row_offset(tz, row)))[i];
+      made.x += g.x, made.y += g.y, made.z += g.z, made.w += g.w;
+#elif GATED
       float4 g = ((const float4 *)(z + row_offset(tz, row)))[i];
       made.x *= g.x / (EXP(-g.x) + 1.0f), made.y *= g.y / (EXP(-g.y) + 1.0f);
       made.z *= g.z / (EXP(-g.z) + 1.0f), made.w *= g.w / (EXP(-g.w) + 1.0f);
