@@ -6,44 +6,51 @@ each is the sum of two numbers of TF32, which together have 22 bits. Groups stan
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Final, NamedTuple
 
 from ggsched.backend.program import BoundNode, Operand
+from ggsched.ir.fusion import PATTERNS as ALL_PATTERNS
+from ggsched.ir.tensor import contiguous_strides
 from ggsched_cuda_kernels.calls import CudaLoweringContext
-from ggsched_kernels.calls import Arg, Window, f32, i32, window
+from ggsched_kernels.calls import Arg, Window, f32, i32, i64, window
 
-PATTERNS: Final = (
-    "mul_mat+soft_max+mul_mat", "mul_mat+scale+soft_max+mul_mat", "mul_mat+add+soft_max+mul_mat",
-    "mul_mat+scale+add+soft_max+mul_mat",
-)  # fmt: skip
+PATTERNS: Final = tuple(name for name in ALL_PATTERNS if "+soft_max+mul_mat" in name)
 MAX_WIDTH: Final = 128
 MANY: Final = 4
 """Warps of a thread block, each with 16 rows of queries; half of them where blocks are few."""
 
 
 
-class _Scores(NamedTuple):
-    """What a softmax is taken of: ``products * scale + mask``."""
+class _Attention(NamedTuple):
+    """``softmax(q k' * scale + mask) v``, or what is beside it where ``seen`` is not true.
 
+    Attributes:
+        y: Where rows of the result go, as the product makes them.
+        choice: The condition, and the element elsewhere.
+    """
+
+    q: Window
+    k: Window
+    v: Window
+    y: Window
     scale: float
     mask: Operand | None
+    choice: tuple[Operand, ...]
 
 
 def fits_batches(sites: list[CudaLoweringContext]) -> bool:
     """Whether a group is attention for this kernel: heads up to ``MAX_WIDTH``, equal batches."""
-    product, *inner, last = (site.node for site in sites)
-    (k, q), (v, shares), y = product.inputs, last.inputs, last.output
-    if not sites[0].profile.num_sms or any(o.dtype.name != "f32" for o in (k, q, v)):
-        return False
-    if shares != inner[-1].output or _scores(product, inner) is None:
-        return False
-    batches = {window(o).shape[:2] for o in (k, q, v, y)}
-    return len(batches) == 1 and max(q.shape[-1], y.shape[-1]) <= MAX_WIDTH
+    return sites[0].profile.num_sms > 0 and _attention([site.node for site in sites]) is not None
 
 
-def _scores(product: BoundNode, inner: Sequence[BoundNode]) -> _Scores | None:
-    """Return what a group takes the softmax of, or None if it is not of that form."""
-    made, scale, masks = product.output, 1.0, list[Operand]()
+def _attention(nodes: Sequence[BoundNode]) -> _Attention | None:
+    """Return what a group computes, or None if it is not of that form."""
+    last = next(i for i, node in enumerate(nodes) if i and node.op == "mul_mat")
+    product, *inner, weighted = nodes[: last + 1]
+    (k, q), (v, shares) = product.inputs, weighted.inputs
+    made, scale, masks, choice = product.output, 1.0, list[Operand](), tuple[Operand, ...]()
     for node in inner:
         others = [o for o in node.inputs if o != made]
         factor, bias = node.params.get("scale", 1.0), node.params.get("bias", 0.0)
@@ -52,37 +59,81 @@ def _scores(product: BoundNode, inner: Sequence[BoundNode]) -> _Scores | None:
             return None
         assert isinstance(factor, (int, float))  # the graph was verified
         made, scale, masks = node.output, scale * factor, [*masks, *others]
-    return _Scores(scale, masks[0] if masks else None) if len(masks) < 2 else None
+    if shares != made or len(masks) > 1 or any(o.dtype.name != "f32" for o in (k, q, v)):
+        return None
+    made = weighted.output
+    y: Window | None = window(made)
+    for node in nodes[last + 1 :]:
+        if node.op == "cont":
+            y = _reordered(made, node.inputs[0], node.output)
+            continue
+        condition, same, other = node.inputs
+        shape = (1,) * (len(made.shape) - len(condition.shape)) + condition.shape
+        if same != made or node.output.shape != made.shape or shape[-1:] != (1,):
+            return None
+        if prod(other.shape) != 1 or len(condition.shape) > len(made.shape):
+            return None
+        choice, made = (condition, other), node.output
+        y = window(made)
+    batches = {window(o).shape[:2] for o in (k, q, v)} | ({y.shape[:2]} if y else set())
+    if y is None or len(batches) > 1 or max(q.shape[-1], y.shape[-1]) > MAX_WIDTH:
+        return None
+    mask = masks[0] if masks else None
+    return _Attention(window(q), window(k), window(v), y, scale, mask, choice)
+
+
+def _reordered(made: Operand, seen: Operand, copy: Operand) -> Window | None:
+    """Return the window of a copy, of a result seen with other axes, with the axes of the result.
+
+    None where the axes differ by more than their order.
+    """
+    plain = contiguous_strides(made.dtype, made.shape)
+    left = [(n, s, to) for n, s, to in zip(seen.shape, seen.strides, copy.strides, strict=True)
+            if n > 1]  # fmt: skip
+    strides = []
+    for n, step in zip(made.shape, plain, strict=True):
+        found = [axis for axis in left if axis[:2] == (n, step)]
+        if n > 1 and not found:
+            return None
+        strides.append(found[0][2] if n > 1 else 0)
+    if len(left) != sum(n > 1 for n in made.shape) or seen.offset != made.offset:
+        return None
+    return window(replace(copy, shape=made.shape, strides=tuple(strides)))
 
 
 def lower_batches(sites: list[CudaLoweringContext]) -> None:
     """One kernel: a thread block has some rows of queries of one batch."""
-    product, *inner, last = (site.node for site in sites)
-    site = sites[-1]
-    (k, q), v, y = map(window, product.inputs), window(last.inputs[0]), window(last.output)
-    scores = _scores(product, inner)
-    assert scores is not None  # it fits
-    shape = (*q.shape[:3], k.shape[2])
-    mask = window(scores.mask, shape) if scores.mask is not None else q
+    found, site = _attention([site.node for site in sites]), sites[-1]
+    assert found is not None  # it fits
+    q, k, v, y = found[:4]
+    rows = (*q.shape[:3], k.shape[2])
+    mask = q if found.mask is None else window(found.mask, rows)
+    seen, other = q, (q.buffer, i64(q.offset))
+    if found.choice:
+        condition, one = found.choice
+        seen, other = window(condition, (*rows[:3], 1)), (one.buffer, i64(one.offset))
     precision = site.profile.precision
     unit = 16 if precision == "bf16" else 8
     width, across = -(-q.shape[3] // unit) * unit, -(-y.shape[3] // 8) * 8
-    keys = 64 if precision == "bf16" else 32
     batches = q.shape[0] * q.shape[1]
     warps = MANY if batches * -(-q.shape[2] // (16 * MANY)) >= site.profile.num_sms else MANY // 2
     blocks = -(-q.shape[2] // (16 * warps))
     args: tuple[Arg, ...] = (
-        *(arg for w in (q, k, v, mask, y) for arg in w.args), f32(scores.scale), i32(blocks)
+        *(arg for w in (q, k, v, mask, seen) for arg in w.args), *other, *y.args,
+        f32(found.scale), i32(blocks), y.buffer,
     )  # fmt: skip
+    in_pairs = y.shape[3] % 2 == 0 and (y.strides[3], y.offset % 8) == (4, 0)
+    in_pairs = in_pairs and not any(n % 8 for n in y.strides[:3])
     defines = {
-        "WIDTH": width, "ACROSS": across, "BN": keys, "MASKED": int(scores.mask is not None),
+        "WIDTH": width, "ACROSS": across, "BN": 64 if precision == "bf16" else 32,
+        "MASKED": int(found.mask is not None), "CHOOSES": int(bool(found.choice)),
         "EXACT": int(precision == "f32"), "VEC": int(all(map(_has_fours, (k, _turned(v))))),
-        "VEC_Y": int(y.strides[3] == 4 and not any(n % 8 for n in (y.offset, *y.strides[:3]))
-                     and y.shape[3] % 2 == 0),
-        **({"W_BF16": 1} if precision == "bf16" else {}),
+        "VEC_Y": int(in_pairs), "HALVES": 0, **({"W_BF16": 1} if precision == "bf16" else {}),
     }  # fmt: skip
     site.call("batch_attention", "batch_attention", args, (batches * blocks, 1, 1),
               lanes=32 * warps, **defines)  # fmt: skip
+    if in_pairs:
+        site.can_write_halves()
 
 
 def _turned(v: Window) -> Window:

@@ -14,7 +14,16 @@ from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.arrays import SOURCE_PREFIX
 from ggsched_kernels.calls import f32, i32, i64
-from ggsched_kernels.chains import MAX_NUMBERS, MAX_OPERANDS, chain_from
+from ggsched_kernels.chains import (
+    MAX_NODES,
+    MAX_NUMBERS,
+    MAX_OPERANDS,
+    Chain,
+    chain_behind,
+    chain_from,
+    chain_within,
+    joined_chains,
+)
 
 SOURCE: Final = f"{SOURCE_PREFIX}chain_rows"
 LANES: Final = 128
@@ -30,15 +39,15 @@ def join_chain_rows(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
     """Return how many groups from ``at`` on are such a chain, and the site of its call."""
-    y = groups[at][0].output
+    y = groups[at][-1].output
     if not profile.num_sms or step_of(y, y) != PLACE or prod(y.shape) >= 1 << 31:
         return None
-    chain = chain_from(groups, at, lambda _, more: all(step_of(o, y) is not None for o in more))
-    count = len(chain.steps)
+    chain = _chain(groups, at, y)
+    count = 1 + len(chain.steps) - len(groups[at]) if chain else 0
     behind = groups[at + count : at + count + 1]
-    if count < 2 or (behind and behind[0][0].op == "rms_norm"):  # which takes the last addition
+    if chain is None or (behind and behind[0][0].op == "rms_norm"):  # takes the last addition
         return None
-    site = CudaLoweringContext(groups[at + count - 1][0], profile)
+    site = CudaLoweringContext(groups[at + count - 1][-1], profile)
     places = [*chain.operands, *[y] * (MAX_OPERANDS - len(chain.operands)), y]
     numbers = [*chain.numbers, *(0.0,) * MAX_NUMBERS][:MAX_NUMBERS]
     memory = [arg for o in places for arg in (o.buffer, i64(o.offset))]
@@ -55,19 +64,35 @@ def join_chain_rows(
     return count, site
 
 
+def _chain(groups: Sequence[Sequence[BoundNode]], at: int, y: Operand) -> Chain | None:
+    """Return the chain from ``at`` on, of two ops or more, or None."""
+
+    def fits(more: Sequence[Operand]) -> bool:
+        return all(step_of(o, y) is not None for o in more)
+
+    if len(groups[at]) == 1:
+        chain = chain_from(groups, at, lambda _, more: fits(more))
+        return chain if len(chain.steps) > 1 else None
+    inner = chain_within(groups[at])
+    if inner is None or not fits(inner.operands):
+        return None
+    last = [groups[at][-1:], *groups[at + 1 : at + 1 + MAX_NODES]]
+    outer = chain_behind(last, 0, lambda o: fits([o]))
+    return joined_chains(inner, outer) or inner
+
+
 def step_of(operand: Operand, y: Operand) -> int | None:
     """Return what an operand has elements for; None where vectors of it cannot be read."""
-    if prod(operand.shape) == 1:
+    if prod(operand.shape) == 1 != prod(y.shape):
         return ONE
-    if operand.offset % PIECE or not y.shape or y.shape[-1] % VECTOR:
-        return None
     plain = contiguous_strides(operand.dtype, operand.shape)
     axes = zip(operand.shape, operand.strides, plain, strict=True)
-    if not all(n == 1 or a == b for n, a, b in axes):
+    if operand.offset % PIECE or not all(n == 1 or a == b for n, a, b in axes):
         return None
-    if prod(operand.shape) == prod(y.shape):
-        return PLACE
-    return COLUMN if operand.shape[-1] == prod(operand.shape) == y.shape[-1] else None
+    if operand.shape == y.shape:
+        return PLACE if prod(y.shape) % VECTOR == 0 else None
+    is_column = operand.shape[-1:] == (prod(operand.shape),) == y.shape[-1:]
+    return COLUMN if is_column and y.shape[-1] % VECTOR == 0 else None
 
 
 __all__ = ["SOURCE", "join_chain_rows"]

@@ -27,7 +27,7 @@ from ggsched_kernels.retained import Retained
 WHOLE_ROWS: Final = frozenset({"rms_mul", "sum_norm"})
 """Kernels whose groups have whole rows anyway."""
 
-NO_ROWS: Final = frozenset({"chain_rows"})
+NO_ROWS: Final = frozenset({"batch_attention", "chain_rows"})
 """Kernels whose groups have parts of rows."""
 
 WARP: Final = 32

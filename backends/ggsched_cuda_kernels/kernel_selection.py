@@ -216,7 +216,7 @@ def lower(
     while at < len(groups):
         joined = _joined(groups, at, profile) or _together(groups, at, profile, retained)
         if joined is None and _is_product_alone(groups[at], profile):
-            groups[at : at + 1] = [[node] for node in groups[at]]
+            groups[at : at + 1] = [groups[at][:1], groups[at][1:]]
             continue
         count, sites = joined or (1, _lower_group(groups[at], profile, retained))
         normed = None if joined else _normed(groups, at, sites, profile)

@@ -33,7 +33,7 @@ _GEMV: Final = ("weights.h", "pieces.h", "warps.h", "blocks.h")
 _GEMV_OWN: Final = ("tile_config.h", "gemv_row.h", "gemv_pieces.h", "gemv_tiles.h", "gemv_jobs.h")
 WITH_HEADERS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "attention": (("warps.h",), ("cluster.h", "attention.h")),
-    "batch_attention": ((), ("mma.h",)),
+    "batch_attention": ((), ("mma.h", "halves.h")),
     "flash_attention": ((), ("halves.h", "mma.h", "group_mma.h")),
     "flash_join": ((), ("halves.h",)),
     "gated_rows": ((), ("halves.h",)),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import prod
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 from ggsched.backend.program import BoundNode, Operand
 from ggsched_kernels.array_table import BY_TYPE, ELEMENTS, MOVES, Expression
@@ -130,6 +130,49 @@ def chain_behind(groups: Groups, at: int, takes: Callable[[Operand], bool]) -> C
     """
     y = groups[at][0].output
     return _chain(groups, at + 1, y, lambda _, more: all(map(takes, more)), is_behind=True)
+
+
+def chain_within(group: Sequence[BoundNode]) -> Chain | None:
+    """Return the ops of a group, each on the result of the one before it; None if it is no chain.
+
+    Nobody else reads results inside a group, so they may lie anywhere.
+    """
+    steps, operands, numbers = list[_Step](), list[Operand](), list[float]()
+    y, made = group[-1].output, None
+    for node in group:
+        expression, places = EXPRESSIONS.get(node.op), list[int]()
+        if expression is None or any(o.dtype.name != "f32" for o in (*node.inputs, node.output)):
+            return None
+        for operand in (_as_long(o, y) for o in node.inputs):
+            is_apart = not operand.meets(y) or operand.is_same_window(y)
+            if made is not None and operand.is_same_window(made):
+                places.append(-1)
+            elif not is_apart or len(operand.shape) > len(y.shape):
+                return None
+            else:
+                places.append(len(operands))
+                operands.append(operand)
+        if made is not None and -1 not in places:
+            return None
+        steps.append(_Step(node.op, tuple(places)))
+        numbers += [float(cast(float, node.params[name])) for name in expression.params]
+        made = _as_long(node.output, y)
+    if len(operands) > MAX_OPERANDS or len(numbers) > MAX_NUMBERS:
+        return None
+    return Chain(tuple(steps), tuple(operands), tuple(numbers))
+
+
+def joined_chains(inner: Chain, outer: Chain) -> Chain | None:
+    """Return one chain of two, of which the second replaces the result of the first, if it fits."""
+    shift = len(inner.operands)
+    operands, numbers = (*inner.operands, *outer.operands), (*inner.numbers, *outer.numbers)
+    if len(operands) > MAX_OPERANDS or len(numbers) > MAX_NUMBERS:
+        return None
+    moved = (
+        _Step(step.op, tuple(o + shift if o >= 0 else o for o in step.operands))
+        for step in outer.steps
+    )
+    return Chain((*inner.steps, *moved), operands, numbers)
 
 
 def _chain(
@@ -251,6 +294,8 @@ __all__ = [
     "Site",
     "chain_behind",
     "chain_from",
+    "chain_within",
     "chain_source",
     "join_chain",
+    "joined_chains",
 ]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched import GraphBuilder
+from ggsched.ir.dtype import BOOL
 from ggsched.scheduler import Scheduler
 from ggsched_cuda_kernels import kernel_selection
 from tests.backends.software_kernels import in_software
@@ -54,7 +55,7 @@ def heads_of(g, name, batches, heads, rows, width):
     return g.permute(g.input(name, (batches, rows, heads, width)), 0, 2, 1, 3)
 
 
-def attention(sizes, *, scale, mask_shape=None, apart=False):
+def attention(sizes, *, scale, mask_shape=None, apart=False, behind=()):
     """Return a graph of attention of an order of ops, and values of its inputs."""
     batches, heads, tokens, rows, width, across = sizes
     g = GraphBuilder()
@@ -70,10 +71,18 @@ def attention(sizes, *, scale, mask_shape=None, apart=False):
         shares = g.soft_max(scores)
     else:
         shares = g.soft_max(scores, *masks, scale=scale)
-    graph = g.build(y=g.mul_mat(g.transpose(v), shares))
+    made = g.mul_mat(g.transpose(v), shares)
     rng = np.random.default_rng(sum(sizes))
+    values = {}
+    if "where" in behind:
+        values["seen"] = rng.random((batches, 1, tokens, 1)) < 0.7
+        seen = g.input("seen", values["seen"].shape, BOOL)
+        made = g.op("nd.where", seen, made, g.constant(np.float32(3)))
+    if "cont" in behind:
+        made = g.cont(g.permute(made, 0, 2, 1, 3))
+    graph = g.build(y=made)
     names = [*"qkv", *(["mask"] if masks else [])]
-    values = {n: rng.standard_normal(graph.named(n).shape).astype("f") for n in names}
+    values |= {n: rng.standard_normal(graph.named(n).shape).astype("f") for n in names}
     if masks:
         hidden = rng.random(mask_shape) < 0.4
         hidden[..., 0] = False
@@ -86,7 +95,8 @@ def exact(values, scale):
     q, k, v = (values[n].astype(float).transpose(0, 2, 1, 3) for n in "qkv")
     scores = q @ k.swapaxes(-1, -2) * scale + values.get("mask", 0.0)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return shares / shares.sum(axis=-1, keepdims=True) @ v
+    made = shares / shares.sum(axis=-1, keepdims=True) @ v
+    return np.where(values["seen"], made, 3.0) if "seen" in values else made
 
 
 CASES = {
@@ -98,6 +108,15 @@ CASES = {
         (2, 1, 5, 9, 7, 3), {"scale": 0.3, "mask_shape": (5, 9), "apart": True}
     ),
     "no scale, one key": ((1, 1, 1, 1, 8, 8), {"scale": 1.0, "apart": True}),
+    "heads are joined": ((2, 3, 20, 21, 8, 6), {"scale": 0.5, "behind": ("cont",)}),
+    "one head, odd columns": ((2, 1, 4, 6, 5, 5), {"scale": 0.5, "behind": ("cont",)}),
+    "tokens that see nothing": (
+        (2, 2, 20, 9, 8, 8), {"scale": 0.5, "mask_shape": (2, 1, 1, 9), "behind": ("where",)}
+    ),
+    "both": (
+        (2, 2, 9, 20, 8, 10),
+        {"scale": 0.5, "mask_shape": (20,), "behind": ("where", "cont"), "apart": True},
+    ),
     "wide heads": ((1, 1, 17, 33, 128, 120), {"scale": 0.09, "mask_shape": (33,)}),
 }  # fmt: skip
 
@@ -109,6 +128,7 @@ def test_a_group_is_one_kernel(software, precision, case):
     found, kernels = run(graph, values)
     assert kernels == ["batch_attention"]
     wanted = exact(values, how["scale"])
+    found = found.transpose(0, 2, 1, 3) if "cont" in how.get("behind", ()) else found
     assert np.abs(found - wanted).max() <= OFF[precision] * max(1, np.abs(values["v"]).max())
 
 

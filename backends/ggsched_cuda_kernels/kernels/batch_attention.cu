@@ -1,4 +1,5 @@
-/* y = softmax(q k^T * scale + mask) v for batches of matrices of f32; scores stay in registers. Behind mma.h.
+/* y = softmax(q k^T * scale + mask) v for batches of matrices of f32; scores stay in registers. With CHOOSES rows that are not seen are
+ * one other element; with HALVES y is written besides as bf16, for the product that follows. Behind mma.h and halves.h.
  *
  * Thread blocks: one for BM rows of q of a batch, 16 for each warp. It goes through k and v BN rows at a time, which it keeps in
  * shared memory, and rescales sums where a row's maximum grows. Factors are rounded as the convolutions of a precision round them:
@@ -68,7 +69,8 @@ FN void multiply(float *sum, const Factor a, const u32 *b) {
 }
 
 KERNEL(batch_attention)(GLOBAL const u8 *q, Tens tq, GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv,
-                        GLOBAL const u8 *mask, Tens tm, GLOBAL u8 *y, Tens ty, float scale, int blocks) {
+                        GLOBAL const u8 *mask, Tens tm, GLOBAL const u8 *seen, Tens ts, GLOBAL const u8 *other, i64 oo,
+                        GLOBAL u8 *y, Tens ty, float scale, int blocks, GLOBAL u8 *halves) {
   LOCAL u4 kt4[BN * K_PITCH / 4];
   LOCAL u4 vt4[BN / OF_WORD * V_PITCH / 4];
   u32 *kt = (u32 *)kt4, *vt = (u32 *)vt4;
@@ -76,7 +78,7 @@ KERNEL(batch_attention)(GLOBAL const u8 *q, Tens tq, GLOBAL const u8 *k, Tens tk
   int g = LANE % 32 / 4, t = LANE % 4, first = GROUP(0) % blocks * BM + LANE / 32 * 16 + g;
   int width = tq.n[3], across = ty.n[3], rows = tq.n[2], keys = tk.n[2];
 #define BATCH_OF(p, t) ((p) + (t).off + outer * (t).s[0] + inner * (t).s[1])
-  q = BATCH_OF(q, tq), k = BATCH_OF(k, tk), v = BATCH_OF(v, tv), y = BATCH_OF(y, ty);
+  q = BATCH_OF(q, tq), k = BATCH_OF(k, tk), v = BATCH_OF(v, tv);
   u32 a[WIDTH / OF_STEP][4];
   UNROLL for (int i = 0; i < WIDTH / OF_STEP * 4; i++) {
     int word = i / 4 * 8 + t + i % 4 / 2 * 4;
@@ -185,12 +187,22 @@ KERNEL(batch_attention)(GLOBAL const u8 *q, Tens tq, GLOBAL const u8 *k, Tens tk
     int row = first + 8 * r;
     if (row >= rows) continue;
     float unit = 1.0f / total[r];
+#if CHOOSES
+    int is_seen = *(BATCH_OF(seen, ts) + row * ts.s[2]);
+#endif
     UNROLL for (int e = 0; e < ACROSS / 8; e++) {
       int column = 8 * e + 2 * t;
-      GLOBAL u8 *to = y + (i64)row * ty.s[2] + column * ty.s[3];
+      i64 at = outer * ty.s[0] + inner * ty.s[1] + (i64)row * ty.s[2] + column * ty.s[3];
+      GLOBAL u8 *to = y + ty.off + at;
       float one = made[e][2 * r] * unit, two = made[e][2 * r + 1] * unit;
+#if CHOOSES
+      if (!is_seen) one = two = READ_F32(other + oo);
+#endif
 #if VEC_Y
       if (column < across) *(float2 *)to = make_float2(one, two);
+#if HALVES
+      if (column < across) *(u32 *)(halves + at / 2) = bf16_pair(one, two);
+#endif
 #else
       if (column < across) F32_AT(to) = one;
       if (column + 1 < across) F32_AT(to + ty.s[3]) = two;

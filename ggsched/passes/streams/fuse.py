@@ -135,7 +135,8 @@ class _Search:
             return None
         number = self.uses.writers[storage][0]
         maker = self.graph.nodes[number]
-        whole = operand.nbytes == root.nbytes and operand.is_contiguous and operand.size
+        is_dense = operand.is_contiguous or (user.op == "cont" and operand.size == root.size)
+        whole = operand.nbytes == root.nbytes and is_dense and operand.size
         if maker.op != op or not whole or number < self.first or number in self.taken:
             return None
         return maker
