@@ -23,6 +23,7 @@ from ggsched_kernels.chains import (
     chain_from,
     chain_within,
     joined_chains,
+    without_ones,
 )
 
 SOURCE: Final = f"{SOURCE_PREFIX}chain_rows"
@@ -89,7 +90,7 @@ def step_of(operand: Operand, y: Operand) -> int | None:
     axes = zip(operand.shape, operand.strides, plain, strict=True)
     if operand.offset % PIECE or not all(n == 1 or a == b for n, a, b in axes):
         return None
-    if operand.shape == y.shape:
+    if without_ones(operand).shape == without_ones(y).shape:
         return PLACE if prod(y.shape) % VECTOR == 0 else None
     is_column = operand.shape[-1:] == (prod(operand.shape),) == y.shape[-1:]
     return COLUMN if is_column and y.shape[-1] % VECTOR == 0 else None

@@ -39,6 +39,7 @@ ACROSS: Final = 8
 WARP: Final = 32
 MAX_GROUPS: Final = (1 << 31) - 1  # CUDA's limit for the first axis of a grid
 MANY_SUMS: Final = 4096  # lanes that keep a GPU busy with a sum each
+LONG_SUM: Final = 128  # elements side by side that many lanes add up faster than one each
 _OPERANDS: Final = 3
 _NO_MORE: Final = ("f32", "f32", "f32")
 
@@ -234,7 +235,8 @@ def _reduce(site: LoweringContext, op: str) -> None:
         raise UsageError(f"{count} sums of {prod(away)} elements", where=site.node.label)
     # Lanes that share a sum read neighbours; lanes with a sum each do where the axes behind stay.
     reads_neighbours = bool(gone) and gone[-1] == len(x.shape) - 1
-    together = lanes > 1 and prod(away) >= WARP and (reads_neighbours or count < MANY_SUMS)
+    is_long = reads_neighbours and prod(away) >= LONG_SUM
+    together = lanes > 1 and prod(away) >= WARP and (is_long or count < MANY_SUMS)
     site.call(
         f"{SOURCE_PREFIX}reduce-{op}-{x.dtype.name}",
         "reduce",

@@ -143,11 +143,11 @@ def chain_within(group: Sequence[BoundNode]) -> Chain | None:
         expression, places = EXPRESSIONS.get(node.op), list[int]()
         if expression is None or any(o.dtype.name != "f32" for o in (*node.inputs, node.output)):
             return None
-        for operand in (_as_long(o, y) for o in node.inputs):
-            is_apart = not operand.meets(y) or operand.is_same_window(y)
-            if made is not None and operand.is_same_window(made):
+        for operand in node.inputs:
+            is_apart = not operand.meets(y) or _is_same(operand, y)
+            if made is not None and _is_same(operand, made):
                 places.append(-1)
-            elif not is_apart or len(operand.shape) > len(y.shape):
+            elif not is_apart:
                 return None
             else:
                 places.append(len(operands))
@@ -156,7 +156,7 @@ def chain_within(group: Sequence[BoundNode]) -> Chain | None:
             return None
         steps.append(_Step(node.op, tuple(places)))
         numbers += [float(cast(float, node.params[name])) for name in expression.params]
-        made = _as_long(node.output, y)
+        made = node.output
     if len(operands) > MAX_OPERANDS or len(numbers) > MAX_NUMBERS:
         return None
     return Chain(tuple(steps), tuple(operands), tuple(numbers))
@@ -231,6 +231,16 @@ def _step(
     return _Step(node.op, tuple(places)), more
 
 
+def without_ones(operand: Operand) -> Operand:
+    """Return an operand without the axes of extent 1 in front."""
+    more = next((i for i, n in enumerate(operand.shape) if n != 1), len(operand.shape))
+    return replace(operand, shape=operand.shape[more:], strides=operand.strides[more:])
+
+
+def _is_same(a: Operand, b: Operand) -> bool:
+    return without_ones(a).is_same_window(without_ones(b))
+
+
 def _as_long(operand: Operand, y: Operand) -> Operand:
     """Return an operand without the axes of extent 1 that it has more than y in front."""
     more = len(operand.shape) - len(y.shape)
@@ -298,4 +308,5 @@ __all__ = [
     "chain_source",
     "join_chain",
     "joined_chains",
+    "without_ones",
 ]

@@ -130,6 +130,8 @@ def programs():
     for gated in (0, 1):
         flags = {"GATED": gated, "HALVES": 2 - 2 * gated}
         yield "rms_mul", _sorted({**COMMON, "LANES": 1024, "UNITS": 2, **flags})
+        norm = {"GATED": 2, "CENTRED": 1, "APART": gated, "HALVES": gated}
+        yield "rms_mul", _sorted({**COMMON, "LANES": 32, "UNITS": 1, **norm})
         numbers = {"LANES": 256, "UNITS": 2, "HALVES": gated, "NARROW": int(gated == 1)}
         yield "gated_rows", _sorted({**COMMON, **numbers})
         cut = {"LANES": 256, "ACROSS": 80, "AT_ONCE": 8, "WARPS_OF_ROW": 1 + 7 * gated}

@@ -41,6 +41,9 @@ PROGRAMS = {
         **ALL_F32, **dict(TILES[0].defines), "LANES": LANES, "INSIDE": 0, "SPLIT": 0,
         "VEC_W": 1, "VEC_Y": 0,
     },
+    "nd-chain_rows-add_0_1+gelu_v+mul_v_2-f32": {
+        **ALL_F32, "OPERANDS": 3, "STEP0": 2, "STEP1": 1, "STEP2": 0, "HALVES": 1,
+    },
     **{
         f"nd-conv_mma-{text}-f32": {
             **ALL_F32, **dict(tile.defines), "LANES": tile.lanes, "INSIDE": 0, "SPLIT": 0,

@@ -53,12 +53,14 @@ def lower_gated_norm(nodes: list[CudaLoweringContext]) -> None:
 
 
 def fits_norm_mul_add(nodes: list[CudaLoweringContext]) -> bool:
-    """Whether ``norm+mul`` fits as ``rms_norm+mul``, and what is added lies as it needs it."""
-    *norm, added = nodes
-    made, y = norm[-1].node.output, added.node.output
-    z = _other(norm[-1].node, added.node)
-    fits = fits_rms_mul(norm) and made.shape == y.shape and z.shape[-1] == y.shape[-1]
-    return fits and _is_wide(z) and _is_wide(y)
+    """Whether all but x are rows of vectors of four, which the lanes of a group can keep."""
+    norm, mul, added = (site.node for site in nodes)
+    w, z, y = _other(norm, mul), _other(mul, added), added.output
+    n = y.shape[-1]
+    shapes = {o.shape for o in (norm.inputs[0], mul.output, y)}
+    if n % 4 or n > 4 * MAX_LANES * MAX_UNITS or len(shapes) > 1:
+        return False
+    return all(o.shape[-1:] == (n,) and _is_wide(o) for o in (w, z, y))
 
 
 def lower_norm_mul_add(nodes: list[CudaLoweringContext]) -> None:
@@ -79,7 +81,8 @@ def _norm(
     args = (*x.args, *w.args, *z.args, *y.args, f32(site.number("eps")), y.buffer)
     is_centred = norm.op == "norm"
     flags = {"UNITS": units, "GATED": int(gate is not None) * (1 + is_centred)}
-    flags |= {"CENTRED": 1} if is_centred else {}
+    if is_centred:
+        flags |= {"CENTRED": 1, "APART": int(not _is_wide(norm.inputs[0]))}
     last.call("rms_mul", "rms_mul", args, (x.rows, 1, 1), lanes=lanes, **flags)
     last.can_write_halves()
 

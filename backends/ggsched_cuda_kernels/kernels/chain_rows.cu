@@ -4,13 +4,14 @@
  * Thread blocks: (elements / (4 * LANES)). A lane computes four neighbours of a row of n elements. STEP of an operand is 2 where it lies
  * like the result, 1 where it has an element for each column, 0 where it has one. */
 #define FOUR_AT(p) (*(GLOBAL const float4 *)(p))
-#define TAKE(x, step, p)                                                                       \
-  float x[4];                                                                                  \
-  {                                                                                            \
-    float4 v_ = (step) ? FOUR_AT((p) + ((step) == 2 ? at : column) * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f); \
-    x[0] = v_.x, x[1] = v_.y, x[2] = v_.z, x[3] = v_.w;                                        \
-    if (!(step)) x[0] = x[1] = x[2] = x[3] = READ_AT(float, p);                                \
-  }
+FN float4 four_of(GLOBAL const u8 *p, int step, i64 at, i64 column) {
+  if (step) return FOUR_AT(p + (step == 2 ? at : column) * 4);
+  float one = READ_AT(float, p);
+  return make_float4(one, one, one, one);
+}
+#define TAKE(name, step, p)                                      \
+  float4 four_##name = four_of((p), (step), at, column);         \
+  float name[4] = {four_##name.x, four_##name.y, four_##name.z, four_##name.w};
 
 KERNEL(chain_rows)(GLOBAL const u8 *a, i64 oa, GLOBAL const u8 *b, i64 ob, GLOBAL const u8 *c, i64 oc, GLOBAL u8 *y, i64 oy,
                    int count, int n, float Q0, float Q1, float Q2, GLOBAL u8 *halves) {

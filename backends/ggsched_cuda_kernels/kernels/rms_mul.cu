@@ -1,6 +1,6 @@
-/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED 1 times silu(z), with 2 plus z. CENTRED: norm in place of
- * rms_norm. With HALVES besides
- * the same as bf16 (1) or as f16 with a scale for each row (2), for the product that follows.
+/* y = rms_norm(x) * w over the last axis, in one pass over x; with GATED 1 times silu(z), with 2 plus z. With HALVES besides
+ * the same as bf16 (1) or as f16 with a scale for each row (2), for the product that follows. CENTRED: norm in place of
+ * rms_norm; APART: elements of x lie anywhere.
  *
  * One group takes one row; a lane keeps its elements in registers, UNITS vectors of four. Rows of x, w, z and
  * y lie along the last axis without gaps, at multiples of 16 bytes; w is broadcast by strides of 0.
@@ -22,7 +22,15 @@ KERNEL(rms_mul)(GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *w, Tens tw, GLOBAL
   float sum = 0.0f;
   UNROLL for (int u = 0; u < UNITS; u++) {
     int i = u * LANES + LANE;
+#if APART
+    v[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (i * 4 < n) {
+      GLOBAL const u8 *at = (GLOBAL const u8 *)xr + 4 * i * tx.s[3];
+      v[u] = make_float4(READ_F32(at), READ_F32(at + tx.s[3]), READ_F32(at + 2 * tx.s[3]), READ_F32(at + 3 * tx.s[3]));
+    }
+#else
     v[u] = i * 4 < n ? xr[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#endif
 #if CENTRED
     sum += v[u].x + v[u].y + v[u].z + v[u].w;
   }
