@@ -706,11 +706,12 @@ def lowered_as(graph, group, profile):
 def test_groups_round_where_single_nodes_do(pattern, dtype, units, monkeypatch):
     """Where a product's activations are rounded, a group's calls are those of its nodes.
 
-    That sums of few elements are one kernel where they are no group is left out: none is rounded.
+    That sums are one kernel, of few elements where they are no group, is left out: none is rounded.
     """
     from ggsched_cuda_kernels import kernel_selection
 
-    rules = [r for r in kernel_selection.JOINERS if r is not kernel_selection.join_elements]
+    of_sums = kernel_selection.join_elements, kernel_selection.join_chain_rows
+    rules = [r for r in kernel_selection.JOINERS if r not in of_sums]
     monkeypatch.setattr(kernel_selection, "JOINERS", tuple(rules))
     width = 256 if dtype is Q4_K else 64
     profile, rounded = replace(H200, num_sms=units), 0
