@@ -22,7 +22,6 @@ MANY: Final = 4
 """Warps of a thread block, each with 16 rows of queries; half of them where blocks are few."""
 
 
-
 class _Attention(NamedTuple):
     """``softmax(q k' * scale + mask) v``, or what is beside it where ``seen`` is not true.
 

@@ -1,7 +1,8 @@
 """Chains of ops on single elements whose result lies without gaps, four elements at a time.
 
 What stands behind a product, a bias, a residual and an activation, is such a chain: one pass over
-the result in place of one for each op. It writes rows in bf16 too where the next product takes them.
+the result in place of one for each op. It writes rows in bf16 too where the next product takes
+them.
 """
 
 from collections.abc import Sequence

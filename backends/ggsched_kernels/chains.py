@@ -109,9 +109,7 @@ def join_chain(
     return count, made
 
 
-def chain_from(
-    groups: Groups, at: int, fits: Callable[[str, Sequence[Operand]], bool]
-) -> Chain:
+def chain_from(groups: Groups, at: int, fits: Callable[[str, Sequence[Operand]], bool]) -> Chain:
     """Return the ops from ``at`` on, each of which replaces the result of the one before it.
 
     Args:
@@ -304,8 +302,8 @@ __all__ = [
     "Site",
     "chain_behind",
     "chain_from",
-    "chain_within",
     "chain_source",
+    "chain_within",
     "join_chain",
     "joined_chains",
     "without_ones",

@@ -22,8 +22,8 @@ class Link:
 
     Attributes:
         maker: Member that computes it.
-        user: Member that reads it, whole and contiguous, perhaps in another shape; ``cont`` also with
-            axes in another order.
+        user: Member that reads it, whole and contiguous, perhaps in another shape; ``cont`` also
+            with axes in another order.
         operands: Operand of ``user`` that it may be; the first that fits is taken.
     """
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched import GraphBuilder
-from ggsched.ir.dtype import BOOL
+from ggsched.ir.dtype import BF16, BOOL
 from ggsched.scheduler import Scheduler
 from ggsched_cuda_kernels import kernel_selection
 from tests.backends.software_kernels import in_software
@@ -61,7 +61,7 @@ def attention(sizes, *, scale, mask_shape=None, apart=False, behind=()):
     g = GraphBuilder()
     q, k, v = (
         heads_of(g, name, batches, heads, n, columns)
-        for name, n, columns in zip("qkv", (tokens, rows, rows), (width, width, across))
+        for name, n, columns in (("q", tokens, width), ("k", rows, width), ("v", rows, across))
     )
     scores = g.mul_mat(k, q)
     masks = [] if mask_shape is None else [g.input("mask", mask_shape)]
@@ -156,6 +156,24 @@ def test_drawn_sizes(software, precision, sizes, how, is_masked):
     found, _ = run(graph, values)
     wanted = exact(values, how["scale"])
     assert np.abs(found - wanted).max() <= 2 * OFF[precision] * max(1, np.abs(values["v"]).max())
+
+
+def test_rows_in_16_bits_are_written_for_the_product_that_follows(software, monkeypatch):
+    monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+    sizes, how = (2, 2, 20, 21, 16, 16), {"scale": 0.25, "behind": ("cont",)}
+    values = attention(sizes, **how)[1]
+    g = GraphBuilder()
+    q, k, v = (heads_of(g, n, 2, 2, 20 if n == "q" else 21, 16) for n in "qkv")
+    joined = g.mul_mat(g.transpose(v), g.soft_max(g.mul_mat(k, q), scale=0.25))
+    joined = g.reshape(g.cont(g.permute(joined, 0, 2, 1, 3)), 2, 20, 32)
+    w = np.random.default_rng(1).standard_normal((24, 32)).astype("f")
+    bits = (w.view(np.uint32) >> 16).astype(np.uint16)
+    graph = g.build(y=g.mul_mat(g.input("w", (24, 32), BF16), joined))
+    found, kernels = run(graph, {**values, "w": bits})
+    assert kernels == ["batch_attention", "product"]
+    wanted = exact(values, 0.25).transpose(0, 2, 1, 3).reshape(2, 20, 32)
+    w = (bits.astype(np.uint32) << 16).view(np.float32).astype(float)
+    np.testing.assert_allclose(found, wanted @ w.T, atol=0.08)
 
 
 def test_scores_that_are_read_again_are_computed(software):

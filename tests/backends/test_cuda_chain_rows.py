@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched import GraphBuilder
+from ggsched.ir.dtype import BF16
 from ggsched_testing.oracle.interpreter import run_oracle
 from tests.backends.software_kernels import in_software
 from tests.backends.test_cuda_batch_attention import run
@@ -71,6 +72,19 @@ def test_a_residual_with_another_number_of_axes(software):
     biased = g.add(product(g, batches=(ROWS,)), g.input("b", (24,)))
     graph = g.build(y=g.add(g.input("r", (1, ROWS, 24)), g.reshape(biased, 1, ROWS, 24)))
     assert "chain_rows" in agrees(graph, values_of(graph))
+
+
+def test_rows_in_16_bits_are_written_for_the_product_that_follows(software, monkeypatch):
+    monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+    g = GraphBuilder()
+    rows = g.gelu(g.add(product(g, n=32), g.input("b", (32,))))
+    graph = g.build(y=g.mul_mat(g.input("v", (8, 32), BF16), rows))
+    values = values_of(graph)
+    values["v"] = (values["w"][:8].repeat(2, 1).view(np.uint32) >> 16).astype(np.uint16)
+    found, kernels = run(graph, values)
+    assert kernels == ["product", "chain_rows", "product"]
+    (wanted,) = run_oracle(graph, values).values()
+    assert np.abs(found - wanted).max() < 2e-2 * np.abs(wanted).max()
 
 
 def test_columns_that_fill_no_vector(software):

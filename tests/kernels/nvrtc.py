@@ -176,8 +176,13 @@ def attention_programs():
         yield "flash_attention", _sorted({**COMMON, "LANES": 128, **cut, dtype: 1})
     rounded = {"W_BF16": 1, "EXACT": 0}, {"EXACT": 0}, {"EXACT": 1}
     for i, factors in enumerate(rounded):
-        flags = {"MASKED": int(i != 1), "VEC": int(i != 1), "VEC_Y": int(i != 2), "CHOOSES": i % 2,
-                 "HALVES": int(i == 0)}
+        flags = {
+            "MASKED": int(i != 1),
+            "VEC": int(i != 1),
+            "VEC_Y": int(i != 2),
+            "CHOOSES": i % 2,
+            "HALVES": int(i == 0),
+        }
         cut = {"WIDTH": 64 << i // 2, "ACROSS": 64 << i // 2, "BN": 64 >> i // 2, "LANES": 128}
         yield "batch_attention", _sorted({**COMMON, **cut, **flags, **factors})
     for dtype in ("W_F16", "W_F32"):
