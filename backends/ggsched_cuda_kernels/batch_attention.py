@@ -46,23 +46,17 @@ def fits_batches(sites: list[CudaLoweringContext]) -> bool:
 
 def _attention(nodes: Sequence[BoundNode]) -> _Attention | None:
     """Return what a group computes, or None if it is not of that form."""
-    last = next(i for i, node in enumerate(nodes) if i and node.op == "mul_mat")
-    product, *inner, weighted = nodes[: last + 1]
+    product, soft_max, weighted, *behind = nodes
     (k, q), (v, shares) = product.inputs, weighted.inputs
-    made, scale, masks, choice = product.output, 1.0, list[Operand](), tuple[Operand, ...]()
-    for node in inner:
-        others = [o for o in node.inputs if o != made]
-        factor, bias = node.params.get("scale", 1.0), node.params.get("bias", 0.0)
-        is_plain = not bias and not node.params.get("sinks") and (factor == 1.0 or not masks)
-        if len(others) == len(node.inputs) or node.output.shape != made.shape or not is_plain:
-            return None
-        assert isinstance(factor, (int, float))  # the graph was verified
-        made, scale, masks = node.output, scale * factor, [*masks, *others]
-    if shares != made or len(masks) > 1 or any(o.dtype.name != "f32" for o in (k, q, v)):
+    scores, *masks = soft_max.inputs
+    if scores != product.output or shares != soft_max.output or soft_max.params["sinks"]:
         return None
+    if any(o.dtype.name != "f32" for o in (k, q, v)):
+        return None
+    choice: tuple[Operand, ...] = ()
     made = weighted.output
     y: Window | None = window(made)
-    for node in nodes[last + 1 :]:
+    for node in behind:
         if node.op == "cont":
             y = _reordered(made, node.inputs[0], node.output)
             continue
@@ -77,7 +71,8 @@ def _attention(nodes: Sequence[BoundNode]) -> _Attention | None:
     batches = {window(o).shape[:2] for o in (k, q, v)} | ({y.shape[:2]} if y else set())
     if y is None or len(batches) > 1 or max(q.shape[-1], y.shape[-1]) > MAX_WIDTH:
         return None
-    mask = masks[0] if masks else None
+    scale, mask = soft_max.params["scale"], masks[0] if masks else None
+    assert isinstance(scale, (int, float))  # the graph was verified
     return _Attention(window(q), window(k), window(v), y, scale, mask, choice)
 
 

@@ -55,16 +55,6 @@ def _chain(name: str, *operands: tuple[int, ...]) -> Pattern:
     return Pattern(name, ops, tuple(Link(i, i + 1, some) for i, some in enumerate(operands)))
 
 
-_MADE: Final[Mapping[str, tuple[int, ...]]] = {
-    "add": (0, 1), "mul_mat": (1,), "nd.where": (1,), "cont": (0,), "scale": (0,), "soft_max": (0,),
-}  # fmt: skip
-
-
-def _ops_chain(name: str) -> Pattern:
-    """Return a pattern in which each result is the operand of the next op that is no parameter."""
-    return _chain(name, *(_MADE[op] for op in name.split("+")[1:]))
-
-
 def _gated(product: str, gate: str, same: tuple[int, ...]) -> Pattern:
     """Two products of the same operands but for their weights, which a gate joins."""
     links = Link(0, 2, (0,)), Link(1, 2, (1,))
@@ -94,11 +84,10 @@ _ALL: Final = (
     _chain("sum_rows+add", (0, 1)),
     _chain("add+add", (0, 1)),
     _chain("rope+set_rows", (1,)),
-    *(
-        _ops_chain(f"{scores}+soft_max+mul_mat{behind}")
-        for behind in ("+nd.where+cont", "+cont", "+nd.where", "")
-        for scores in ("mul_mat+scale+add", "mul_mat+scale", "mul_mat+add", "mul_mat")
-    ),
+    _chain("mul_mat+soft_max+mul_mat+nd.where+cont", (0,), (1,), (1,), (0,)),
+    _chain("mul_mat+soft_max+mul_mat+cont", (0,), (1,), (0,)),
+    _chain("mul_mat+soft_max+mul_mat+nd.where", (0,), (1,), (1,)),
+    _chain("mul_mat+soft_max+mul_mat", (0,), (1,)),
 )
 
 PATTERNS: Final[Mapping[str, Pattern]] = {p.name: p for p in _ALL}

@@ -55,8 +55,8 @@ def heads_of(g, name, batches, heads, rows, width):
     return g.permute(g.input(name, (batches, rows, heads, width)), 0, 2, 1, 3)
 
 
-def attention(sizes, *, scale, mask_shape=None, apart=False, behind=()):
-    """Return a graph of attention of an order of ops, and values of its inputs."""
+def attention(sizes, *, scale, mask_shape=None, behind=()):
+    """Return a graph of attention, and values of its inputs."""
     batches, heads, tokens, rows, width, across = sizes
     g = GraphBuilder()
     q, k, v = (
@@ -65,12 +65,7 @@ def attention(sizes, *, scale, mask_shape=None, apart=False, behind=()):
     )
     scores = g.mul_mat(k, q)
     masks = [] if mask_shape is None else [g.input("mask", mask_shape)]
-    if apart:
-        scores = g.scale(scores, scale) if scale != 1 else scores
-        scores = g.add(scores, masks[0]) if masks else scores
-        shares = g.soft_max(scores)
-    else:
-        shares = g.soft_max(scores, *masks, scale=scale)
+    shares = g.soft_max(scores, *masks, scale=scale)
     made = g.mul_mat(g.transpose(v), shares)
     rng = np.random.default_rng(sum(sizes))
     values = {}
@@ -104,10 +99,10 @@ CASES = {
     "a mask for all heads, several steps": (
         (2, 3, 33, 70, 16, 24), {"scale": 0.25, "mask_shape": (2, 1, 33, 70)}
     ),
-    "ops apart, columns that fill no vector": (
-        (2, 1, 5, 9, 7, 3), {"scale": 0.3, "mask_shape": (5, 9), "apart": True}
+    "columns that fill no vector": (
+        (2, 1, 5, 9, 7, 3), {"scale": 0.3, "mask_shape": (5, 9)}
     ),
-    "no scale, one key": ((1, 1, 1, 1, 8, 8), {"scale": 1.0, "apart": True}),
+    "no scale, one key": ((1, 1, 1, 1, 8, 8), {"scale": 1.0}),
     "heads are joined": ((2, 3, 20, 21, 8, 6), {"scale": 0.5, "behind": ("cont",)}),
     "one head, odd columns": ((2, 1, 4, 6, 5, 5), {"scale": 0.5, "behind": ("cont",)}),
     "tokens that see nothing": (
@@ -115,7 +110,7 @@ CASES = {
     ),
     "both": (
         (2, 2, 9, 20, 8, 10),
-        {"scale": 0.5, "mask_shape": (20,), "behind": ("where", "cont"), "apart": True},
+        {"scale": 0.5, "mask_shape": (20,), "behind": ("where", "cont")},
     ),
     "wide heads": ((1, 1, 17, 33, 128, 120), {"scale": 0.09, "mask_shape": (33,)}),
 }  # fmt: skip
@@ -147,7 +142,7 @@ def test_a_row_that_sees_nothing_is_nan_as_by_softmax(software):
 @settings(max_examples=6, deadline=None)
 @given(
     sizes=st.tuples(*(st.integers(1, n) for n in (2, 3, 40, 70, 20, 20))),
-    how=st.fixed_dictionaries({"scale": st.sampled_from([1.0, 0.5]), "apart": st.booleans()}),
+    how=st.fixed_dictionaries({"scale": st.sampled_from([1.0, 0.5])}),
     is_masked=st.booleans(),
 )
 def test_drawn_sizes(software, precision, sizes, how, is_masked):
