@@ -94,7 +94,7 @@ def test_columns_that_fill_no_vector(software):
     assert "chain_rows" not in agrees(graph, values_of(graph))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 40)),
     ends=st.lists(st.sampled_from(["bias", "residual", "number", "gelu", "clamp"]), min_size=1),

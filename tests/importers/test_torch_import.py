@@ -323,3 +323,20 @@ def test_all_missing_ops_are_named_before_shapes_are_asked_for():
     words = r"the ops aten._linalg_svd.default \(1\), aten.special_bessel_j0.default \(2\) are not"
     with pytest.raises(ModelError, match=words):
         ggsched.from_torch(program)
+
+
+def test_views_of_five_axes_are_not_copied():
+    def parts(x, mask):
+        y = x.unflatten(-1, (3, 8)).permute(3, 0, 2, 1, 4)
+        turned = y.permute(4, 3, 2, 1, 0)
+        made = nn.functional.scaled_dot_product_attention(*y, attn_mask=mask)
+        return made.transpose(1, 2).reshape(2, 5, -1), turned[1:, ::2], turned.reshape(-1, 3)
+
+    mask = torch.rand(2, 1, 5, 5) > 0.5
+    mask[0, 0, 2] = False  # sees nothing
+    model = compare(Lambda(parts), (torch.randn(2, 5, 4, 24), mask))
+    graph = model.bind(shapes={n: p.shape for n, p in model.inputs.items()}).graph
+    ops = [node.op for node in graph.nodes]
+    assert not {"nd.transpose", "nd.slice"} & set(ops)
+    # Heads are joined, a view of an input is an output, and a shape has no view.
+    assert (ops.count("cont"), ops.count("nd.copy")) == (1, 2)

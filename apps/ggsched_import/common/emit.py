@@ -253,10 +253,8 @@ class Emitter:
         strides = reshaped_strides(x, size)
         if strides is not None:
             return self.g.view(x, size, strides)
-        if len(x.shape) <= BUILT_IN_AXES:
-            return self.g.reshape(self.g.cont(x), *size)
-        plain = self.g.op("nd.transpose", x, perm=tuple(range(len(x.shape))))
-        return self.g.reshape(plain, *size)
+        is_built_in = len(x.shape) <= BUILT_IN_AXES
+        return self.g.reshape(self.g.cont(x) if is_built_in else self.g.op("nd.copy", x), *size)
 
     def tensor(self, value: Value) -> Tensor:
         """Return a tensor of the graph: a constant becomes a weight."""
