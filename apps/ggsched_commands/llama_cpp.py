@@ -142,7 +142,7 @@ _REFUSED: Final = {
         "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft V, "
         "--spec-synth-len V, --spec-synth-rates V, --spec-draft-p-split --draft-p-split V, "
         "--spec-draft-backend-sampling --no-spec-draft-backend-sampling, "
-        "--spec-type V = none, --spec-ngram-mod-n-min V, "
+        "--spec-ngram-mod-n-min V, "
         "--spec-ngram-mod-n-max V, --spec-ngram-mod-n-match V, --spec-ngram-simple-size-n V, "
         "--spec-ngram-simple-size-m V, --spec-ngram-simple-min-hits V, "
         "--spec-ngram-map-k-size-n V, --spec-ngram-map-k-size-m V, --spec-ngram-map-k-min-hits V, "

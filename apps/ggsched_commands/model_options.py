@@ -105,7 +105,7 @@ def model_options(function: F) -> F:
 
 
 def draft_options(function: F) -> F:
-    """Add options of a draft model, which ``open_session`` takes where they are given."""
+    """Add options of drafts, which ``open_session`` takes where they are given."""
     return with_options(function, [*record_options(DraftOptions)])
 
 
@@ -144,10 +144,13 @@ def open_session(
     from ggsched_llm.session import Session
 
     metadata = dict(pair for pairs in given["metadata"] for pair in pairs)
-    model = load_model(given["model"], weights=given["weights"], overrides=metadata)
-    draft = None
-    if (named := given.get("draft_model")) is not None:
-        path = path_of(named, click.get_current_context())
+    drafts = record_of(DraftOptions, given) if "draft_model" in given else DraftOptions()
+    drafts.check()
+    has_head = drafts.spec_type == "draft-mtp"
+    model = load_model(given["model"], weights=given["weights"], overrides=metadata, head=has_head)
+    draft = model if has_head else None
+    if drafts.draft_model is not None:
+        path = path_of(drafts.draft_model, click.get_current_context())
         draft = load_model(path, weights=given["weights"])
     n_ctx = given["n_ctx"] or n_ctx
     fit = record_of(FitRequest, given, least_ctx=None if n_ctx else LEAST_CONTEXT)
@@ -161,7 +164,8 @@ def open_session(
         expected=None if expected is None else expected(model),
     )
     if given["cpu_moe"]:
-        all_of_them = replace(options.offload, n_cpu_moe=model.hparams.n_layer)
+        n_blocks = model.hparams.n_layer + model.hparams.predicts
+        all_of_them = replace(options.offload, n_cpu_moe=n_blocks)
         options = replace(options, offload=all_of_them)
     session = Session(
         model,
@@ -170,7 +174,7 @@ def open_session(
         settings=verified(settings, given["verify"]),
         progress=progress,
         recorder=recorder,
-        draft=None if draft is None else (draft, record_of(DraftOptions, given)),
+        draft=None if draft is None else (draft, drafts),
     )
     try:
         _log_session(session)
@@ -227,6 +231,6 @@ def _remark(session: "Session", given: Mapping[str, Any]) -> None:
         _LOG.warning("-ngl: %s", remark)
     if "draft_model" in given and session.draft is None:
         for field in fields(DraftOptions):
-            if given[field.name] != field.default:
+            if given[field.name] not in (field.default, "none"):
                 name, *_ = field.metadata["flag"].names.split()
                 _LOG.warning("%s has no effect without -md", name)

@@ -91,6 +91,8 @@ class Architecture:
         ignored: Keys that have no effect here, beside those of ``ignored_keys``.
         refine: Reads the keys that only this architecture has.
         adapt: Returns a file with tensors as the blocks want them, where some files differ.
+        remember: Writes what attention remembers of normalised hidden states, and no more. None
+            where heads that predict further tokens are not supported.
     """
 
     name: str
@@ -109,3 +111,4 @@ class Architecture:
     ignored: Mapping[str, Ignored] = field(default_factory=dict)
     refine: Callable[[Keys, HParams], HParams] = lambda _keys, hp: hp
     adapt: Callable[[GgufFile, HParams], GgufFile] = lambda file, _hp: file
+    remember: Callable[[ModelBuilder, Tensor, int], None] | None = None

@@ -1,11 +1,11 @@
 """Runs a model on tokens, batch by batch: graphs, plans, inputs, and one look at the logits."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import isfinite
 from typing import TypeVar
 
@@ -124,6 +124,7 @@ class BatchRunner:
             Not beside a device in host memory, whose launches the enqueueing thread runs itself.
         step_s: Seconds that the last step that chose took, without setting up. One that was over
             while the caller was busy counts as the one before at most.
+        n_draft: Tokens that the model's own head drafts at once; 0 where it does not.
         last_plan: Of the last run.
         top_token: The first of the largest logits of the last token; None if a device chose it.
     """
@@ -173,6 +174,7 @@ class BatchRunner:
         self.chooses = self._pads and able(CHOOSING_OPS) and not on_host
         may_overlap = scheduler.overlaps and not any(hosts)
         self.keeps = self.chooses and able(KEEPING_OPS) and may_overlap
+        self.n_draft = 0
         self.step_s = 0.0
         self._chosen_s = 0.0
         self._ahead: _Step | None = None
@@ -269,6 +271,10 @@ class BatchRunner:
             pads=self._pads,
             runs_ahead=chooses and self.keeps,
         )
+        if self.n_draft:
+            end = min(max(n_prompt + n_predict, self.n_draft), options.n_ctx)
+            graph = self._graph(self.n_draft, end, 0)
+            plans = chain(plans, [self._scheduler.plan(graph, self.constraints)])
         n_devices = len(self._scheduler.topology.devices)
         kept, takes_turns = options.plans_kept, self._scheduler.takes_turns
 
@@ -408,6 +414,22 @@ class BatchRunner:
         run = scheduler.start(graph, inputs, self.constraints)
         self._timing.setup_s += scheduler.setup_s - known
         return StartedRows(run, graph, min(len(tokens), len(out_rows)), self._note)
+
+    def draft(self, token: int, n_past: int) -> Iterator[tuple[int, float]]:
+        """Yield the tokens that the model's head predicts behind a token, with probabilities.
+
+        Args:
+            token: Not run yet.
+            n_past: Tokens before it, at least one; all have been run.
+        """
+        self._drop_ahead()
+        graph = self._graph(self.n_draft, n_past + self.n_draft, 0)
+        ids, window = np.full(self.n_draft, token, np.int32), self._spec.hparams.window
+        inputs = span_inputs(graph, [Span(ids, n_past)], (), window)
+        inputs["bounds"][:, 0] = 1  # the first token has no row
+        out = self._outputs(graph, inputs, copy=False)
+        for top, share in zip(graph.outputs[::2], graph.outputs[1::2], strict=True):
+            yield int(out[top][0, 0]), float(out[share][0, 0, 0])
 
     def _drop_ahead(self) -> None:
         """Wait for a step that was enqueued ahead and is not wanted; look at what it computed."""

@@ -45,7 +45,7 @@ class BatchSize(NamedTuple):
     Attributes:
         n_tokens: Tokens that enter.
         n_kv: Rows of the KV cache that attention looks at.
-        n_out: Tokens that get logits.
+        n_out: Tokens that get logits; 0 for drafts of the model's own head.
     """
 
     n_tokens: int

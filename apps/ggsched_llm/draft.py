@@ -1,4 +1,6 @@
-"""Speculative decoding: a draft model proposes tokens, the model verifies them in one micro-batch.
+"""Speculative decoding: a draft proposes tokens, the model verifies them in one micro-batch.
+
+A draft is another model, or the head of the model that predicts further tokens.
 
 A round runs the last token and the proposal behind it, and returns what follows each of them. The
 sampler chooses from the first; if it chooses what was proposed, it goes on with the second, which
@@ -54,7 +56,7 @@ class DraftedSequence(Protocol):
     options: SessionOptions
     timing: Timing
     batches: BatchRunner
-    draft: "Draft | None"
+    draft: "Draft | HeadDraft | None"
     _tokens: list[int]
 
     scheduler: Scheduler
@@ -207,7 +209,7 @@ class Draft:
         row, best = found[-1], inner.batches.top_token
         assert best is not None  # of logits that came to the host
         if not isfinite(row[best]):
-            raise self._not_finite()
+            raise _not_finite(self.session)
         token = best if sampler is None else sampler.choose(row, best)
         p_min = self.options.draft_p_min
         if p_min and exp(row[token] - row[best]) < p_min * np.exp(row - row[best]).sum():
@@ -228,12 +230,8 @@ class Draft:
         found = next(iter(rows.tokens()), None) if chooses else rows.logits()
         inner._take(tokens)
         if found is None:
-            raise self._not_finite()
+            raise _not_finite(self.session)
         return found
-
-    def _not_finite(self) -> ModelError:
-        where = self.session.model.file.path
-        return ModelError("computed logits that are not finite", where=where)
 
     def close(self) -> None:
         """Release the draft model and the devices that were opened for it."""
@@ -242,6 +240,67 @@ class Draft:
         for device in self._devices:
             with suppress(GgschedError):
                 device.close()
+
+
+def _not_finite(session: DraftedSequence) -> ModelError:
+    return ModelError("computed logits that are not finite", where=session.model.file.path)
+
+
+class HeadDraft:
+    """Drafts of the model's own head that predicts further tokens (``prediction_head``).
+
+    Each run of the model fills the head's caches, so there is nothing to follow or to take back.
+
+    Attributes:
+        session: The model's.
+        is_apart: See ``Draft``.
+        count: Tokens that are drafted at once: as many as are verified at once at most.
+    """
+
+    is_apart: Final = False
+
+    def __init__(self, session: DraftedSequence, options: DraftOptions) -> None:
+        """Take the session of a model that was loaded with its head."""
+        self.session, self.options = session, options
+        sizes = session.options
+        self.count = min(options.draft_max, sizes.step - 1, sizes.n_ctx)
+
+    def nbytes(self) -> dict[str, int]:
+        """Return nothing: the head is part of the model."""
+        return {}
+
+    def keep(self, n_tokens: int) -> None:
+        """See ``Draft``."""
+
+    def cut(self, n_tokens: int) -> None:
+        """See ``Draft``."""
+
+    def propose(
+        self,
+        known: Sequence[int],
+        count: int,
+        sampler: Sampler | None = None,
+        *,
+        until: Callable[[], bool] = lambda: False,
+    ) -> list[int]:
+        """Return up to ``count`` tokens that may follow, the most probable ones; see ``Draft``.
+
+        Raises:
+            ModelError: the head's logits are not finite.
+        """
+        session, past, found = self.session, len(known) - 1, list[int]()
+        if not past or past + self.count > session.options.n_ctx:
+            return found
+        for token, share in session.batches.draft(known[-1], past):
+            if not isfinite(share):
+                raise _not_finite(session)
+            if share < self.options.draft_p_min:
+                break
+            found.append(token)
+        return found[:count]
+
+    def close(self) -> None:
+        """Release nothing: the model has the head."""
 
 
 class DraftedSteps:
@@ -311,7 +370,7 @@ class DraftedSteps:
             return self._rows[self._at : self._at + 1]
         return self._rows[self._at]
 
-    def _round(self, draft: Draft, token: int, left: int) -> bool:
+    def _round(self, draft: Draft | HeadDraft, token: int, left: int) -> bool:
         """Draft and verify behind a token; return whether it is known what follows."""
         session, timing, known = self._session, self._session.timing, self._session._tokens
         past, most = len(known), min(draft.options.draft_max, session.batches.step - 1)
@@ -351,7 +410,7 @@ class DraftedSteps:
             self._drafting(lambda it: it.propose(known, further, until=lambda: rows.is_done))
         return rows.tokens() if self._chooses else rows.logits()
 
-    def _drafting(self, propose: Callable[[Draft], list[int]]) -> list[int]:
+    def _drafting(self, propose: Callable[[Draft | HeadDraft], list[int]]) -> list[int]:
         """Return a proposal; none, and no more drafts from then on, if the draft model fails."""
         session, draft = self._session, self._session.draft
         if draft is None:
@@ -365,4 +424,5 @@ class DraftedSteps:
             session._drop_draft()
             return []
         finally:
-            session.timing.setup_s += own.setup_s - setup_s
+            if own is not session.timing:
+                session.timing.setup_s += own.setup_s - setup_s

@@ -1,8 +1,8 @@
-"""Which draft model proposes tokens, where it runs, and how many it proposes at once."""
+"""What proposes tokens, where it runs, and how many it proposes at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ggsched.errors import UsageError
 from ggsched.flags import check_values, flag, number
@@ -17,25 +17,37 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _option(default: Any, names: str, kind: Callable[[str], Any] | int, *more: str) -> Any:
+def _option(
+    default: Any,
+    names: str,
+    kind: Callable[[str], Any] | tuple[str, ...] | int,
+    text: str,
+    metavar: str | None = None,
+) -> Any:
     """Return a field with an option of this heading."""
-    text, metavar = more
     return flag(default, names, kind, text, heading=SPECULATION, metavar=metavar)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How a draft model takes part; see ``Session.use_draft``.
+    """How a draft takes part; see ``Session.use_draft``.
 
     Attributes:
-        draft_model: Its file; for the command line, which opens it.
-        draft_devices: None for the session's first device.
+        spec_type: For the command line, which opens what drafts; ``auto``: a draft model if one is
+            named.
+        draft_model: Its file; for the command line.
+        draft_devices: Of a draft model; None for the session's first device.
         draft_max: Tokens that are proposed at once.
         draft_min: A proposal of fewer tokens is not verified.
         draft_p_min: A proposal ends in front of a token that the draft gives a lower probability.
-            Above 0, logits of the draft come to the host for each token.
+            Above 0, logits of a draft model come to the host for each token.
     """
 
+    spec_type: Literal["auto", "none", "draft-simple", "draft-mtp"] = _option(
+        "auto", "--spec-type", ("auto", "none", "draft-simple", "draft-mtp"),
+        "What proposes tokens: a draft model (draft-simple, see -md), or the head of MODEL that "
+        "predicts further tokens (draft-mtp). auto: draft-simple with -md, else none.",
+    )  # fmt: skip
     draft_model: str | None = _option(
         None, "-md --model-draft --spec-draft-model", str,
         "A small model with the same vocabulary that proposes tokens, which MODEL verifies "
@@ -47,7 +59,7 @@ class DraftOptions:
     )  # fmt: skip
     draft_max: int = _option(
         4, "--draft-max --draft --draft-n --spec-draft-n-max", 1,
-        "Tokens that the draft model proposes at once.", "N",
+        "Tokens that are proposed at once.", "N",
     )  # fmt: skip
     draft_min: int = _option(
         0, "--draft-min --draft-n-min --spec-draft-n-min", 0,
@@ -55,16 +67,20 @@ class DraftOptions:
     )  # fmt: skip
     draft_p_min: float = _option(
         0.0, "--draft-p-min --spec-draft-p-min", number,
-        "Propose no token to which the draft model gives a lower probability.", "P",
+        "Propose no token to which the draft gives a lower probability.", "P",
     )  # fmt: skip
 
     def check(self) -> None:
         """Refuse values that make no sense.
 
         Raises:
-            UsageError: a value is out of range.
+            UsageError: a value is out of range, or options contradict each other.
         """
         check_values(self)
+        kind, has_model = self.spec_type, self.draft_model is not None
+        if kind != "auto" and (kind == "draft-simple") != has_model:
+            what = f"--spec-type {kind} with{'' if has_model else 'out'} -md"
+            raise UsageError(what, why="draft-simple takes a draft model, and nothing else does")
         if self.draft_min > self.draft_max:
             what = f"--draft-min {self.draft_min} with --draft-max {self.draft_max}"
             raise UsageError(what, why="no proposal would be verified", hint="lower --draft-min")

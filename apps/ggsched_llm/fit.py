@@ -68,6 +68,7 @@ class FitRequest:
         margin: Bytes of each memory to leave free, and a share of what is free; the larger counts.
         all_logits: Whether each token of a prompt gets logits.
         beside: Bytes of devices, by name, that a draft model takes.
+        n_draft: Tokens that the model's own head drafts at once; 0 where it does not.
     """
 
     least_ctx: int | None = None
@@ -77,6 +78,7 @@ class FitRequest:
     )  # fmt: skip
     all_logits: bool = False
     beside: Mapping[str, int] = field(default_factory=dict)
+    n_draft: int = 0
 
     def contexts(self, n_ctx: int) -> Iterator[int]:
         """Yield the sizes of the context that will do, the one that is wanted first."""
@@ -209,6 +211,8 @@ def fastest(
         if not missing:
             tried += 1
             sizes = micro_batches(choice.n_ctx, step, all_logits=request.all_logits)
+            if request.n_draft:
+                sizes.append(BatchSize(min(request.n_draft, choice.n_ctx), choice.n_ctx, 0))
             missing, need, kept = _planned(sizes, space.plans(choice), len(limits), lacks)
         if missing:
             misses.append((choice, missing))

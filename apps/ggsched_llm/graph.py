@@ -16,7 +16,8 @@ Recurrent blocks have ``blk.N.conv_state`` and ``blk.N.linear_state`` instead, a
 Output: logits (n_out, n_vocab) f32. A graph that chooses has in their place the index of the
 largest, (n_out, 1) i32, the first of several and NaN only where nothing else is, and the logit that
 it has, (n_out, 1, 1) f32. If it keeps its choice, ``tokens`` is no input, but a state that each run
-takes its token from and leaves the next one in: ``next_token``, (1,) i32.
+takes its token from and leaves the next one in: ``next_token``, (1,) i32. With a head that predicts
+further tokens there are states and graphs more, see ``ggsched_llm.prediction_head``.
 """
 
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from ggsched.ir.graph import Graph
 from ggsched_llm.arch import ARCHITECTURES
 from ggsched_llm.hparams import HParams
 from ggsched_llm.layers import BatchShape, ModelBuilder
+from ggsched_llm.prediction_head import draft_graph, fill_head, head_needs
 from ggsched_llm.spec import ModelSpec, WeightNeed
 from ggsched_llm.token_inputs import NEXT_TOKEN
 
@@ -45,6 +47,8 @@ def model_needs(hp: HParams) -> Iterator[WeightNeed]:
     # Without it the embedding serves as the output matrix as well.
     yield WeightNeed("output.weight", (hp.n_vocab, hp.n_embd), optional=True, matrix=True)
     yield from ARCHITECTURES[hp.arch].needs(hp)
+    if hp.predicts:
+        yield from head_needs(hp)
 
 
 def build_model_graph(
@@ -65,7 +69,8 @@ def build_model_graph(
         n_tokens: Tokens in the micro-batch.
         n_kv: Leading rows of the KV cache that attention looks at: the length of the cache
             rounded up, so that one plan serves while the cache grows.
-        n_out: Tokens that get logits.
+        n_out: Tokens that get logits; 0 for the graph that drafts ``n_tokens`` tokens with the
+            model's head.
         n_ctx: Rows of the KV cache.
         kv_dtype: Type of the KV cache, f32 or f16; None for the model's.
         chooses: Whether the device looks for the largest logits, which stay there.
@@ -75,7 +80,9 @@ def build_model_graph(
         UsageError: sizes that make no sense together.
     """
     batch = BatchShape(n_tokens, n_kv, n_out, n_ctx, kv_dtype or model.cache_dtype)
-    _check(batch)
+    _check(batch, least=0 if model.hparams.predicts else 1)
+    if not n_out:
+        return draft_graph(model, batch)
     if keeps and not (chooses and n_tokens == 1):
         what = "only a graph that chooses, for one token, can keep its choice"
         raise UsageError(what, where="build_model_graph")
@@ -86,7 +93,13 @@ def build_model_graph(
     x = kit.embed()
     for layer in range(hp.n_layer):
         x = ARCHITECTURES[hp.arch].block(kit, x, layer)
-    logits = kit.head(x)
+    if hp.predicts:
+        normed = kit.norm(x, "output_norm", "result_norm")
+        fill_head(kit, normed)
+        wanted = kit.out_rows
+        logits = kit.logits(normed if wanted is None else kit.g.get_rows(normed, wanted))
+    else:
+        logits = kit.head(x)
     if not chooses:
         return kit.g.build(logits)
     top = kit.g.top_k(logits, 1, name="result_top")
@@ -98,7 +111,7 @@ def build_model_graph(
     return kit.g.build(top, kit.g.get_rows(table, ids, name="result_largest"))
 
 
-def _check(batch: BatchShape) -> None:
+def _check(batch: BatchShape, least: int) -> None:
     if not 1 <= batch.n_tokens <= batch.n_kv <= batch.n_ctx:
         raise UsageError(
             f"n_tokens={batch.n_tokens}, n_kv={batch.n_kv}, n_ctx={batch.n_ctx}",
@@ -106,9 +119,11 @@ def _check(batch: BatchShape) -> None:
             why="needs 1 <= n_tokens <= n_kv <= n_ctx",
             hint="the tokens of the micro-batch are in the cache too",
         )
-    if not 1 <= batch.n_out <= batch.n_tokens:
+    if not least <= batch.n_out <= batch.n_tokens:
         what = f"n_out={batch.n_out} of n_tokens={batch.n_tokens}"
-        raise UsageError(what, where="build_model_graph", why="it must be from 1 to n_tokens")
+        raise UsageError(
+            what, where="build_model_graph", why=f"it must be from {least} to n_tokens"
+        )
     if batch.kv_dtype not in KV_DTYPES:
         what = f"a KV cache of {batch.kv_dtype}"
         raise UsageError(what, where="build_model_graph", hint="use f32, f16, bf16 or q8_0")

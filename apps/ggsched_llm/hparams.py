@@ -119,6 +119,8 @@ class HParams:
         activation: Of the gate of dense networks; ``gelu`` is the approximation by tanh.
         gates_attention: Whether each head of Q comes with a gate on what the head finds.
         recurrent: Blocks with states of fixed size, if there are any.
+        predicts: Whether the block behind the last one, a head that predicts further tokens, is in
+            use; see ``ggsched_llm.prediction_head``.
     """
 
     arch: str
@@ -154,6 +156,7 @@ class HParams:
     activation: Literal["silu", "gelu"] = "silu"
     gates_attention: bool = False
     recurrent: Recurrent | None = None
+    predicts: bool = False
 
     @property
     def n_embd_q(self) -> int:
@@ -172,7 +175,8 @@ class HParams:
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of what the blocks remember of sequences."""
-        return tuple(name for layer in range(self.n_layer) for name in self.states_of(layer))
+        layers = range(self.n_layer + self.predicts)
+        return tuple(name for layer in layers for name in self.states_of(layer))
 
     def states_of(self, layer: int) -> tuple[str, ...]:
         """Return the names of what a block remembers; latent rows are keys and values in one."""
@@ -180,6 +184,7 @@ class HParams:
             kinds: tuple[str, ...] = ("conv_state", "linear_state")
         else:
             kinds = ("k_cache",) if self.latent is not None else ("k_cache", "v_cache")
+            kinds += ("h_cache",) * (layer == self.n_layer)
         return tuple(f"blk.{layer}.{kind}" for kind in kinds)
 
     def is_windowed(self, layer: int) -> bool:

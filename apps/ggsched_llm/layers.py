@@ -24,7 +24,7 @@ class BatchShape:
     Attributes:
         n_tokens: Tokens that enter.
         n_kv: Leading rows of the KV cache that attention looks at.
-        n_out: Tokens that get logits.
+        n_out: Tokens that get logits; none in a graph that drafts.
         n_ctx: Rows of the KV cache.
         kv_dtype: Type of the KV cache.
     """
@@ -71,9 +71,10 @@ class ModelBuilder:
             self.bounds_window = g.input("bounds_window", pairs, I32)
         # Of one token there is nothing to choose.
         self.out_rows = None
-        if (batch.n_tokens, batch.n_out) != (1, 1):
+        if batch.n_out and (batch.n_tokens, batch.n_out) != (1, 1):
             self.out_rows = g.input("out_rows", (batch.n_out,), I32)
         self._weights: dict[str, Tensor] = {}
+        self._states: dict[str, Tensor] = {}
 
     # --- weights --------------------------------------------------------------------------
 
@@ -87,6 +88,12 @@ class ModelBuilder:
             spec = self.spec.weights[name]
             self._weights[name] = self.g.weight(name, spec.shape, spec.dtype)
         return self._weights[name]
+
+    def state(self, name: str, n_rows: int, width: int, dtype: DType) -> Tensor:
+        """Return a state's tensor, the same at each call."""
+        if name not in self._states:
+            self._states[name] = self.g.state(name, (n_rows, width), dtype)
+        return self._states[name]
 
     # --- parts ----------------------------------------------------------------------------
 
@@ -136,6 +143,15 @@ class ModelBuilder:
             kqv = g.mul(kqv, g.sigmoid(gate, name="gate_sigmoid"), name="attn_gated")
         merged = g.reshape(kqv, -1, hp.n_embd_q)
         return self.linear(merged, f"{blk}.attn_output", "kqv_out")
+
+    def remember(self, x: Tensor, layer: int) -> None:
+        """Write the rows of x (T, n_embd) to the KV cache, as ``attention`` does, and no more."""
+        g, hp, blk = self.g, self.hp, f"blk.{layer}"
+        k, v = (self.linear(x, f"{blk}.attn_{part}", f"{part.upper()}cur") for part in "kv")
+        heads = self._heads(k, f"{blk}.attn_k", "Kcur", hp.n_head_kv)
+        k = self.rotate(heads, hp.rope_of(layer), "Kcur_rope")
+        self.cache(f"{blk}.k_cache", g.reshape(k, -1, hp.n_embd_kv), "k_cache_set")
+        self.cache(f"{blk}.v_cache", v, "v_cache_set")
 
     def _queries_keys_values(
         self, x: Tensor, blk: str
@@ -200,7 +216,7 @@ class ModelBuilder:
     def cache(self, name: str, rows: Tensor, label: str) -> Tensor:
         """Write rows (T, G*D) to a cache and return its leading rows as (N, G, D)."""
         g, hp, batch = self.g, self.hp, self.batch
-        cache = g.state(name, (batch.n_ctx, hp.n_embd_kv), batch.kv_dtype)
+        cache = self.state(name, batch.n_ctx, hp.n_embd_kv, batch.kv_dtype)
         written = g.set_rows(cache, rows, self.kv_rows, name=label)
         return g.reshape(g.rows(written, 0, batch.n_kv), batch.n_kv, hp.n_head_kv, hp.head_dim)
 
@@ -383,17 +399,24 @@ class ModelBuilder:
             return g.add(hidden, x, name="l_out")
 
     def wanted_rows(self, out: Tensor, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the rows that get logits, in the last block, of a result and of its residual."""
-        if layer != self.hp.n_layer - 1 or self.out_rows is None:
+        """Return the rows that get logits, in the last block, of a result and of its residual.
+
+        Those are all rows where a head that predicts further tokens wants them.
+        """
+        if layer != self.hp.n_layer - 1 or self.out_rows is None or self.hp.predicts:
             return out, x
         rows = self.g.get_rows(out, self.out_rows, name="attn_out_rows")
         return rows, self.g.get_rows(x, self.out_rows, name="inp_out_rows")
 
     def head(self, x: Tensor) -> Tensor:
         """Return the logits (n_out, n_vocab) of the hidden states x (n_out, n_embd)."""
-        normed = self.norm(x, "output_norm", "result_norm")
-        tied = not self.has("output.weight")
-        logits = self.linear(normed, "token_embd" if tied else "output", "result_output")
+        return self.logits(self.norm(x, "output_norm", "result_norm"))
+
+    def logits(self, normed: Tensor, matrix: str = "output") -> Tensor:
+        """Return the logits of normalised hidden states; without such a matrix by the embedding."""
+        names = (matrix, "output", "token_embd")
+        name = next(name for name in names if self.has(f"{name}.weight"))
+        logits = self.linear(normed, name, "result_output")
         cap = self.hp.logit_cap
         return self._capped(logits, cap, "result_output") if cap else logits
 

@@ -93,6 +93,7 @@ def load_model(
     *,
     weights: WeightPolicy = "packed",
     overrides: Mapping[str, MetaValue] | None = None,
+    head: bool = False,
 ) -> Model:
     """Open a model.
 
@@ -102,10 +103,12 @@ def load_model(
         weights: ``packed``: matrices keep the file's type in the graph, and are used where the file
             is mapped if the device can; ``expand``: every weight becomes f32 when it is loaded.
         overrides: Metadata that replaces the file's.
+        head: Load the head that predicts further tokens, too, so that the model can draft for
+            itself (``Session.use_draft``).
 
     Raises:
         ModelError: the file is damaged, incomplete, or something in it is not supported.
-        UsageError: an unknown weight policy.
+        UsageError: an unknown weight policy, or the file has no head, or none that can be used.
     """
     if weights not in ("expand", "packed"):
         hint = "use 'expand' or 'packed'"
@@ -116,7 +119,7 @@ def load_model(
     if overrides:
         file = replace(file, metadata=NotedKeys({**file.metadata, **overrides}))
     try:
-        return _model(file, overrides or {}, weights)
+        return _model(file, overrides or {}, weights, head)
     except ModelError as error:
         hint = _OF_OVERRIDES if overrides else _OF_FOLDERS if is_folder else ""
         if hint and error.hint.endswith(AGAIN):
@@ -124,8 +127,13 @@ def load_model(
         raise
 
 
-def _model(file: GgufFile, overrides: Mapping[str, MetaValue], weights: WeightPolicy) -> Model:
+def _model(
+    file: GgufFile, overrides: Mapping[str, MetaValue], weights: WeightPolicy, head: bool
+) -> Model:
     hparams = read_hparams(file)
+    if head:
+        _check_head(file, hparams)
+        hparams = replace(hparams, predicts=True)
     if overrides and isinstance(file.metadata, NotedKeys):
         _warn_of_unread(file.path, overrides, file.metadata)
     file = ARCHITECTURES[hparams.arch].adapt(file, hparams)
@@ -154,6 +162,22 @@ def weight_array(model: Model, name: str) -> NDArray[Any]:
     if spec.dtype is model.file.tensors[name].dtype:
         return stored_array(model.file, name)
     return converted_array(model.file, name)
+
+
+def _check_head(file: GgufFile, hparams: HParams) -> None:
+    """Refuse a file without a head that predicts further tokens, or of another kind than known."""
+    hint = "use a draft model (-md), or no draft"
+    if not any(name.startswith(f"blk.{hparams.n_layer}.nextn.") for name in file.tensors):
+        what = "has no head that predicts further tokens"
+        why = f"no block has tensors blk.{hparams.n_layer}.nextn.*"
+        raise UsageError(what, where=file.path, why=why, hint=hint)
+    if ARCHITECTURES[hparams.arch].remember is None or hparams.window:
+        what = f"the head of {hparams.arch} that predicts further tokens cannot be used"
+        able = (arch.name for arch in ARCHITECTURES.values() if arch.remember is not None)
+        why = f"supported: those of {', '.join(able)}, without windows"
+        if hparams.recurrent is not None:
+            why = "drafts are taken back, and states of its blocks cannot be"
+        raise UsageError(what, where=file.path, why=why, hint=hint)
 
 
 def _warn_of_unread(path: str, overrides: Mapping[str, MetaValue], metadata: NotedKeys) -> None:
@@ -192,9 +216,10 @@ def _check_unused(file: GgufFile, hparams: HParams, used: Mapping[str, WeightSpe
     Blocks that predict further tokens are left out, which is said once.
     """
     unused, n_left_out = [name for name in file.tensors if name not in used], 0
+    n_blocks = hparams.n_layer + hparams.predicts
     for name in unused:
         found = _OF_THE_MODEL.match(name)
-        is_left_out = found is not None and int(found[1] or 0) >= hparams.n_layer
+        is_left_out = found is not None and int(found[1] or 0) >= n_blocks
         n_left_out += is_left_out
         # Angles follow from the metadata, and these two hold what the third does.
         both = [name.replace(".attn_kv_b.", f".attn_{part}_b.") for part in "kv"]

@@ -67,7 +67,7 @@ def _check_draft(
     session: Session, n_prompt: int, *, all_logits: bool, sampling: Sampling | None
 ) -> None:
     """Raise if a draft model does not fit beside the session's model, which fits alone."""
-    if session.draft is None:
+    if session.draft is None or session.draft.session is session:
         return
     draft = cast(Session, session.draft.session)
     used = _used(draft, n_prompt, all_logits=False, sampling=sampling)

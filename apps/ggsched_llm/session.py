@@ -29,7 +29,7 @@ from ggsched.trace.recorder import Recorder
 from ggsched_llm.batch_runner import BatchRunner
 from ggsched_llm.choice_apart import devices_by_default
 from ggsched_llm.default_devices import DefaultDevices
-from ggsched_llm.draft import Draft, check_vocabularies
+from ggsched_llm.draft import Draft, HeadDraft, check_vocabularies
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.fit import Fit
 from ggsched_llm.fit_sharing import fit_in_shares
@@ -101,7 +101,7 @@ class Session:
         self.sharing: Sharing | None = None
         is_shared = self.options.split_mode == "tensor"
         if is_shared:
-            check_sharing(self.options)
+            check_sharing(self.options, model.hparams)
         self.default_devices: DefaultDevices | None = None
         if devices is None and self.options.leaves_devices_open:
             known = settings or Settings.from_environment()
@@ -119,7 +119,7 @@ class Session:
             recorder=recorder,
         )
         self.timing = Timing()
-        self.draft: Draft | None = None
+        self.draft: Draft | HeadDraft | None = None
         self._is_closed = False
         self._tokens: list[int] = []
         self._edits = 0  # of the sequence; what is being generated belongs to one of them
@@ -485,7 +485,8 @@ class Session:
         draft is closed with the session, or when another one takes its place.
 
         Args:
-            model: The draft, small, with the same vocabulary.
+            model: The draft, small, with the same vocabulary; or the session's own model, which
+                proposes with its head if it was loaded with that.
             options: Its devices, and how many tokens it proposes.
 
         Raises:
@@ -516,14 +517,20 @@ class Session:
         made = self._draft_of(model, options)
         self._drop_draft()
         self.draft = made
+        self.batches.n_draft = made.count if isinstance(made, HeadDraft) else 0
 
-    def _draft_of(self, model: Model, options: DraftOptions) -> Draft:
-        """Open a draft model beside this one.
+    def _draft_of(self, model: Model, options: DraftOptions) -> Draft | HeadDraft:
+        """Open a draft model beside this one, or take this one's own head.
 
         Raises:
             UsageError: a device of another machine.
             BackendUnavailable: a device that does not exist.
         """
+        if model is self.model and model.hparams.predicts:
+            if options.draft_devices:
+                why = "the model's own head drafts, where its output layer is"
+                raise UsageError("--draft-devices without a draft model", why=why)
+            return HeadDraft(self, options)
         ours = {device.facts.name: device for device in self.scheduler.devices}
         names = options.draft_devices or tuple(ours)[:1]
         if away := [name for name in names if "://" in name]:
@@ -557,7 +564,8 @@ class Session:
             return
         draft = self._draft_of(model, options)
         try:
-            fit = replace(self.options.fit, beside=_nbytes_of(draft))
+            n_draft = draft.count if isinstance(draft, HeadDraft) else 0
+            fit = replace(self.options.fit, beside=_nbytes_of(draft), n_draft=n_draft)
         finally:
             draft.close()
         self.options = replace(self.options, fit=fit)
@@ -683,7 +691,7 @@ class Session:
             )
 
 
-def _nbytes_of(draft: Draft | None) -> dict[str, int]:
+def _nbytes_of(draft: Draft | HeadDraft | None) -> dict[str, int]:
     """Return what a draft takes of devices; nothing where its plans cannot be made, as it says."""
     with suppress(GgschedError):
         return {} if draft is None else draft.nbytes()

@@ -15,6 +15,7 @@ from ggsched.topology.cost import MachineRates, machine_of
 from ggsched.topology.model import Topology
 from ggsched.units import nbytes_text, seconds_text
 from ggsched_llm.expert_sharing import Division, step_seconds
+from ggsched_llm.hparams import HParams
 from ggsched_llm.load import Model, weight_array
 from ggsched_llm.offload import Homes, copied_output, source_name
 from ggsched_llm.session_options import SessionOptions
@@ -209,12 +210,18 @@ def participants_of(options: SessionOptions, devices: Sequence[DeviceFacts]) -> 
     return find_participants(devices, offload.tensor_split, options.group_size, offload.overrides)
 
 
-def check_sharing(options: SessionOptions) -> None:
-    """Refuse what chooses where layers live beside ``-sm tensor``.
+def check_sharing(options: SessionOptions, hparams: HParams) -> None:
+    """Refuse what chooses where layers live beside ``-sm tensor``, and a head for drafts.
 
     Raises:
-        UsageError: such an option is given.
+        UsageError: such an option is given, or the model was loaded with its head.
     """
+    if hparams.predicts:
+        raise UsageError(
+            "the head that predicts further tokens with -sm tensor",
+            why="its layer cannot be shared",
+            hint="use -sm layer, a draft model (-md), or no draft",
+        )
     understood = ("-ts", "-ngl", "--n-cpu-moe", "-ot", "--fit")
     said = [name for name in options.said if name not in understood]
     if said:

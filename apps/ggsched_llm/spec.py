@@ -77,6 +77,11 @@ class ModelSpec:
         """Whether the embedding serves as the output matrix too."""
         return "output.weight" not in self.weights
 
+    @property
+    def hidden_dtype(self) -> DType:
+        """Type in which hidden states are kept for a head that predicts further tokens."""
+        return F16 if self.cache_dtype.is_quantized else self.cache_dtype
+
     def norm_width(self, name: str) -> int:
         """Return the length of the weight of a norm, 0 if the model has no such norm."""
         found = self.weights.get(f"{name}.weight")
@@ -94,7 +99,8 @@ class ModelSpec:
         """Return the bytes of each state by name: KV caches, and states of recurrent blocks."""
         hp, r = self.hparams, self.hparams.recurrent
         cache = n_ctx * self.cache_dtype.row_nbytes(hp.n_embd_kv)
-        own = {"k_cache": cache, "v_cache": cache}
+        hidden = (n_ctx + 1) * self.hidden_dtype.row_nbytes(hp.n_embd)
+        own = {"k_cache": cache, "v_cache": cache, "h_cache": hidden}
         if r is not None:
             rows = {"conv_state": (r.taps - 1) * r.n_channels, "linear_state": r.width * r.key_dim}
             own |= {kind: self.n_slots * F32.row_nbytes(n) for kind, n in rows.items()}

@@ -9,6 +9,7 @@ import pytest
 from ggsched.cli.main import main
 from ggsched_llm import draft as drafting
 from tests.models.helpers import tiny_gguf
+from tests.models.test_prediction_head import parts, write
 
 DEMO = str(files("ggsched.data") / "addition-moe.gguf")
 RUN = ["run", DEMO, "--devices", "cpu:0", "-p", "417+385=", "-n", "14", "--ignore-eos"]
@@ -60,4 +61,32 @@ def test_options_without_a_draft_and_another_vocabulary(capsys, caplog, tmp_path
     out, said = capsys.readouterr()
     assert out == ""
     assert said.startswith(f"ggsched: error: {other}: the draft model has another vocabulary: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_model_drafts_with_its_own_head(capsys, tmp_path):
+    model = str(write(tmp_path / "m.gguf", *parts("glm4moe")))
+    given = [model, "--devices", "sim:0", "-c", "64"]
+    run = ["run", *given, "--tokens", "3,1,4", "-n", "9", "--json"]
+    assert main(run) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert main([*run, "--spec-type", "draft-mtp", "--draft-max", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == alone["tokens"]
+    draft = found["stats"]["draft"]
+    assert draft["rounds"] < draft["drafted_tokens"] <= 2 * draft["rounds"]
+    totals = []
+    for more in ([], ["--spec-type", "draft-mtp"]):
+        plan = ["plan", *given, "--memory", "--prompt-tokens", "4", "-n", "4", "--json", *more]
+        assert main(plan) == 0
+        totals.append(json.loads(capsys.readouterr().out)["devices"][0]["weights"])
+    assert totals[1] > totals[0]
+
+
+def test_a_model_without_a_head(capsys):
+    assert main([*RUN, "--spec-type", "draft-mtp"]) == 2
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.startswith(f"ggsched: error: {DEMO}: has no head that predicts further tokens: ")
     assert said.count("\n") == 1

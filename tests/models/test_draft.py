@@ -166,9 +166,11 @@ def test_any_sizes(made, data):
 
 @pytest.mark.usefixtures("eager")
 def test_drawn_tokens_have_the_models_distribution(made):
+    check_distribution(made(vocab=4), made(seed=9, layers=1, vocab=4))
+
+
+def check_distribution(model, draft, n_seeds=400):
     """Pairs of tokens of a vocabulary of four, drawn with a bad draft, by a test of chi-square."""
-    model, draft = made(vocab=4), made(seed=9, layers=1, vocab=4)
-    n_seeds = 400
     with opened(model, draft=draft, options=DraftOptions(draft_max=2)) as session:
 
         def pair(seed):

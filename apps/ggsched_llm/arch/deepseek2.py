@@ -85,24 +85,44 @@ def _attention(kit: ModelBuilder, x: Tensor, layer: int) -> Tensor:
         q = kit.linear(x, f"{blk}.attn_q", "q")
     heads = g.reshape(q, -1, hp.n_head, w.plain + w.rotated)
     q_plain, q_turned = kit.columns(heads, (w.plain, w.rotated))
-    latent, k_turned = kit.columns(
-        kit.linear(x, f"{blk}.attn_kv_a_mqa", "kv_a"), (w.rank, w.rotated)
-    )
-    latent = kit.norm(latent, f"{blk}.attn_kv_a_norm", "kv_a_norm")
+    latent, k_turned = _latent_row(kit, x, blk)
     q_turned = kit.rotate(q_turned, hp.rope, "q_pe")
-    one = g.view(k_turned, (x.shape[0], 1, w.rotated), (k_turned.strides[0], *k_turned.strides))
-    k_turned = kit.rotate(one, hp.rope, "k_pe")
+    k_turned = kit.rotate(k_turned, hp.rope, "k_pe")
     # (H, rank, plain) x (H, T, plain) -> (H, T, rank)
     taken = g.mul_mat(kit.weight(f"{blk}.attn_k_b.weight"), g.permute(q_plain, 1, 0, 2))
     query = g.concat(g.permute(taken, 1, 0, 2), q_turned, axis=2, name="Qcur")
-    row = g.concat(g.reshape(latent, -1, 1, w.rank), k_turned, axis=2, name="Kcur")
-    keys = kit.cache(f"{blk}.k_cache", g.reshape(row, x.shape[0], -1), "k_cache_set")
+    keys = _cached(kit, latent, k_turned, blk)
     values = g.view(keys, (*keys.shape[:2], w.rank), keys.strides)
     found = g.attention(query, keys, values, bounds=kit.bounds, scale=hp.attn_scale, name="kqv")
     # (H, value, rank) x (H, T, rank) -> (H, T, value)
     out = g.mul_mat(kit.weight(f"{blk}.attn_v_b.weight"), g.permute(found, 1, 0, 2))
     merged = g.reshape(g.cont(g.permute(out, 1, 0, 2)), -1, hp.n_head * w.value)
     return kit.linear(merged, f"{blk}.attn_output", "kqv_out")
+
+
+def _latent_row(kit: ModelBuilder, x: Tensor, blk: str) -> tuple[Tensor, Tensor]:
+    """Return the latent rows (T, rank) of x, and keys (T, 1, rotated) that are to be rotated."""
+    w = _widths(kit.hp)
+    both = kit.linear(x, f"{blk}.attn_kv_a_mqa", "kv_a")
+    latent, turned = kit.columns(both, (w.rank, w.rotated))
+    latent = kit.norm(latent, f"{blk}.attn_kv_a_norm", "kv_a_norm")
+    return latent, kit.g.view(
+        turned, (x.shape[0], 1, w.rotated), (turned.strides[0], *turned.strides)
+    )
+
+
+def _cached(kit: ModelBuilder, latent: Tensor, turned: Tensor, blk: str) -> Tensor:
+    """Write latent rows and rotated keys to the cache; return its leading rows."""
+    g, tokens = kit.g, latent.shape[0]
+    row = g.concat(g.reshape(latent, tokens, 1, -1), turned, axis=2, name="Kcur")
+    return kit.cache(f"{blk}.k_cache", g.reshape(row, tokens, -1), "k_cache_set")
+
+
+def remember(kit: ModelBuilder, x: Tensor, layer: int) -> None:
+    """Write the latent rows of x (T, n_embd) to the cache."""
+    blk = f"blk.{layer}"
+    latent, turned = _latent_row(kit, x, blk)
+    _cached(kit, latent, kit.rotate(turned, kit.hp.rope, "k_pe"), blk)
 
 
 def refine(keys: Keys, hp: HParams) -> HParams:
@@ -195,4 +215,5 @@ ARCHITECTURE: Final = Architecture(
     renormalises=False,
     refine=refine,
     adapt=adapt,
+    remember=remember,
 )

@@ -40,4 +40,5 @@ ARCHITECTURE: Final = Architecture(
     renormalises=False,
     routes_by_sigmoid=True,
     refine=refine,
+    remember=ModelBuilder.remember,
 )
