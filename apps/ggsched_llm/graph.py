@@ -93,13 +93,12 @@ def build_model_graph(
     x = kit.embed()
     for layer in range(hp.n_layer):
         x = ARCHITECTURES[hp.arch].block(kit, x, layer)
+    normed = kit.norm(x, "output_norm", "result_norm")
     if hp.predicts:
-        normed = kit.norm(x, "output_norm", "result_norm")
         fill_head(kit, normed)
-        wanted = kit.out_rows
-        logits = kit.logits(normed if wanted is None else kit.g.get_rows(normed, wanted))
-    else:
-        logits = kit.head(x)
+        if kit.out_rows is not None:
+            normed = kit.g.get_rows(normed, kit.out_rows)
+    logits = kit.logits(normed)
     if not chooses:
         return kit.g.build(logits)
     top = kit.g.top_k(logits, 1, name="result_top")

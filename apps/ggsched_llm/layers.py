@@ -408,12 +408,11 @@ class ModelBuilder:
         rows = self.g.get_rows(out, self.out_rows, name="attn_out_rows")
         return rows, self.g.get_rows(x, self.out_rows, name="inp_out_rows")
 
-    def head(self, x: Tensor) -> Tensor:
-        """Return the logits (n_out, n_vocab) of the hidden states x (n_out, n_embd)."""
-        return self.logits(self.norm(x, "output_norm", "result_norm"))
-
     def logits(self, normed: Tensor, matrix: str = "output") -> Tensor:
-        """Return the logits of normalised hidden states; without such a matrix by the embedding."""
+        """Return the logits (n_out, n_vocab) of normalised hidden states (n_out, n_embd).
+
+        Without such a matrix the model's own serves, or the embedding.
+        """
         names = (matrix, "output", "token_embd")
         name = next(name for name in names if self.has(f"{name}.weight"))
         logits = self.linear(normed, name, "result_output")

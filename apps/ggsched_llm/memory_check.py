@@ -138,8 +138,9 @@ def _advice(session: Session, all_logits: bool) -> str:
 def _specs(session: Session) -> Iterator[tuple[str, ModelSpec]]:
     """Yield the model as it is to be loaded, then with the file's types."""
     yield "", session.model.spec
-    packed = load_model(session.model.file.path, weights="packed").spec
-    if packed.weights != session.model.spec.weights:
+    own = session.model.spec
+    packed = load_model(session.model.file.path, head=own.hparams.predicts).spec
+    if packed.weights != own.weights:
         yield " --weights packed", packed
 
 
@@ -153,6 +154,7 @@ def _fit(session: Session, spec: ModelSpec, all_logits: bool) -> Fit:
     offload = replace(
         options.offload, n_gpu_layers=None, n_cpu_moe=0, tensor_split=None, stage_layers=None
     )
-    request = FitRequest(LEAST_CONTEXT, all_logits=all_logits)
+    n_draft = session.batches.n_draft
+    request = FitRequest(LEAST_CONTEXT, all_logits=all_logits, n_draft=n_draft)
     wanted = replace(options, fit=request, offload=offload, placement="ggml")
     return fit_options(spec, session.scheduler, session.rates, wanted)[1]

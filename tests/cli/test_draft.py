@@ -80,7 +80,7 @@ def test_a_model_drafts_with_its_own_head(capsys, tmp_path):
     for more in ([], ["--spec-type", "draft-mtp"]):
         plan = ["plan", *given, "--memory", "--prompt-tokens", "4", "-n", "4", "--json", *more]
         assert main(plan) == 0
-        totals.append(json.loads(capsys.readouterr().out)["devices"][0]["weights"])
+        totals.append(json.loads(capsys.readouterr().out)["devices"]["sim:0"]["weights"])
     assert totals[1] > totals[0]
 
 

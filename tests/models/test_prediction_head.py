@@ -14,6 +14,7 @@ from ggsched_llm import draft as drafting
 from ggsched_llm.draft_options import DraftOptions
 from ggsched_llm.fit import FitRequest
 from ggsched_llm.load import load_model
+from ggsched_llm.memory_check import _specs
 from ggsched_llm.offload import Offload
 from ggsched_llm.sampling import Sampling
 from ggsched_llm.session import Session, SessionOptions
@@ -118,6 +119,17 @@ def test_tokens_are_those_of_the_model_alone(made, arch, mix):
     assert timing.decode_tokens == 2 * (COUNT - 1)
 
 
+def assert_follows(model, session):
+    """What was refused and forgotten leaves nothing behind: drafts are those of a new sequence."""
+    *tokens, last = session._tokens
+    found = [*session.batches.draft(last, len(tokens))]
+    with opened(model, options=session.draft.options) as fresh:
+        fresh.feed(tokens)
+        wanted = [*fresh.batches.draft(last, len(tokens))]
+    assert [token for token, _ in found] == [token for token, _ in wanted]
+    np.testing.assert_allclose([p for _, p in found], [p for _, p in wanted], rtol=1e-3)
+
+
 @given(data=st.data())
 @settings(max_examples=3)
 def test_any_sizes(made, data):
@@ -143,6 +155,8 @@ def test_any_sizes(made, data):
                 texts.append(list(session.generate((2, 7), 9, how)))
                 session.reset()
                 texts.append(list(session.generate((5,), 6, how)))
+                if head:
+                    assert_follows(model, session)
                 found.append((texts, session.n_past))
         assert found[0] == found[1]
 
@@ -277,6 +291,7 @@ def test_the_memory_of_the_head_is_counted(made, arch):
         assert resident == [{"sim:0": whole}, {"sim:0": states + 4}]
         assert session.fit.need.peak[0].weights == whole
         assert session.fit.need.peak[0].states == states
+        assert len([*_specs(session)]) == 1  # there are no other types to advise
 
 
 @pytest.mark.usefixtures("eager")
