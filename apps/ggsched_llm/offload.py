@@ -34,7 +34,7 @@ from ggsched_llm.spec import CACHE_DTYPES, ModelSpec, block_of, expert_block_of
 from ggsched_llm.token_inputs import NEXT_TOKEN
 from ggsched_offload.offload import ExpertPolicy
 
-_CACHE: Final = re.compile(r"[kv]_cache$")
+_CACHE: Final = re.compile(r"[hkv]_cache$")
 _WITH_FIRST: Final = (
     "the embedding lives with block 0: on a later stage, each micro-batch would wait there for the "
     "one before it"

@@ -20,6 +20,7 @@ from tests.backends.software_kernels import in_software
 from tests.kernels.test_fibers import NEEDS, Runner
 from tests.models.helpers import ORACLE
 from tests.models.reference_models import write_reference
+from tests.models.test_prediction_head import of_the_token_alone, parts, write
 
 pytestmark = NEEDS
 
@@ -113,6 +114,26 @@ def test_drafts_are_verified_in_replays(gpus, monkeypatch, draft_device):
         assert session.timing.accepted == session.timing.drafted == 8
         made = session.scheduler._executors.values()
         assert max(e.captured.report.replays for e in made) >= 2
+    assert driver.counts["graph"]
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", pytest.param("deepseek2", marks=pytest.mark.slow)])
+def test_a_head_drafts_in_replays(gpus, monkeypatch, tmp_path, arch):
+    """One graph drafts all tokens of a round; the model's steps fill the head's caches."""
+    monkeypatch.setattr(Pacing, "wants_draft", lambda self, more=0: True)
+    monkeypatch.setattr(Pacing, "note_round", lambda self, n_tokens, seconds: None)
+    meta, arrays = parts(arch)
+    of_the_token_alone(arrays)
+    model = load_model(write(tmp_path / "m.gguf", meta, arrays), head=True)
+    prompt, count, sizes = [3, 1, 4, 1, 5], 14, SessionOptions(n_ctx=64)
+    with Session(model, ["cpu:0"], sizes) as session:
+        wanted = list(session.generate(prompt, count))
+    with gpus(90) as driver, Session(model, ONE, sizes, settings=Settings()) as session:
+        session.use_draft(model, DraftOptions(draft_max=2))
+        assert list(session.generate(prompt, count)) == wanted
+        assert session.timing.accepted == session.timing.drafted == 8
+        made = session.scheduler._executors.values()
+        assert sorted(e.captured.report.replays for e in made)[-2:] >= [2, 2]
     assert driver.counts["graph"]
 
 
