@@ -3,15 +3,16 @@
 At position i it takes what the model had in front of its output matrix at i-1, h, and the
 embedding of the token of i, and predicts the token of i+1:
 
-    x = eh_proj [norm(embedding) ; norm(h)]      embedding first
+    x = eh_proj [norm(embedding) ; norm(h)]
     h' = norm(block(x)),  logits = output h'
 
 h is behind the model's last norm, h' behind the head's own, and h' takes the place of h where the
-head is applied again, for one token more. This is equations 21 to 23 of the DeepSeek-V3 report
-(arXiv 2412.19437) with the order and the norms of llama.cpp (``graph_mtp`` of
-``src/models/qwen35moe.cpp``, ``glm-dsa.cpp``). vLLM (``deepseek_mtp.py``, ``glm4_moe_mtp.py``)
-differs in h', which it takes from in front of the head's norm. GLM-4.5 and DeepSeek-V3 differ in
-the block alone. Of several heads the first one is used.
+head is applied again, for one token more. These are equations 21 to 23 of the DeepSeek-V3 report
+(arXiv 2412.19437), which writes h first; the published weights have the embedding first, as in vLLM
+(``vllm/model_executor/models/deepseek_mtp.py``, and ``glm4_moe_mtp.py``, which is the same) and in
+llama.cpp (``graph_mtp`` of ``src/models/qwen35moe.cpp``), whose norms of h and h' these are. vLLM
+takes h' from in front of the head's norm for GLM-4.5 and DeepSeek-V3, and from behind it for
+Qwen3-Next. GLM-4.5 and DeepSeek-V3 differ in the block alone. Of several heads the first is used.
 
 The first token has no h, so its row of the head's caches is never looked at. Which h belongs to a
 row of the cache is kept in ``blk.N.h_cache``, (n_ctx + 1, n_embd), one row further down: row i has
