@@ -33,21 +33,15 @@ class DraftOptions:
     """How a draft takes part; see ``Session.use_draft``.
 
     Attributes:
-        spec_type: For the command line, which opens what drafts; ``auto``: a draft model if one is
-            named.
-        draft_model: Its file; for the command line.
+        draft_model: Its file; for the command line, which opens it.
         draft_devices: Of a draft model; None for the session's first device.
         draft_max: Tokens that are proposed at once.
         draft_min: A proposal of fewer tokens is not verified.
         draft_p_min: A proposal ends in front of a token that the draft gives a lower probability.
             Above 0, logits of a draft model come to the host for each token.
+        spec_type: For the command line, too; ``auto``: a draft model if one is named.
     """
 
-    spec_type: Literal["auto", "none", "draft-simple", "draft-mtp"] = _option(
-        "auto", "--spec-type", ("auto", "none", "draft-simple", "draft-mtp"),
-        "What proposes tokens: a draft model (draft-simple, see -md), or the head of MODEL that "
-        "predicts further tokens (draft-mtp). auto: draft-simple with -md, else none.",
-    )  # fmt: skip
     draft_model: str | None = _option(
         None, "-md --model-draft --spec-draft-model", str,
         "A small model with the same vocabulary that proposes tokens, which MODEL verifies "
@@ -68,6 +62,11 @@ class DraftOptions:
     draft_p_min: float = _option(
         0.0, "--draft-p-min --spec-draft-p-min", number,
         "Propose no token to which the draft gives a lower probability.", "P",
+    )  # fmt: skip
+    spec_type: Literal["auto", "none", "draft-simple", "draft-mtp"] = _option(
+        "auto", "--spec-type", ("auto", "none", "draft-simple", "draft-mtp"),
+        "What proposes tokens: a draft model (draft-simple, see -md), or the head of MODEL that "
+        "predicts further tokens (draft-mtp). auto: draft-simple with -md, else none.",
     )  # fmt: skip
 
     def check(self) -> None:
