@@ -20,22 +20,76 @@ SPECIAL = np.array(
      np.nan, 3e38],
     np.float32,
 )  # fmt: skip
-PARAMS = {"alpha": 0.3, "gamma": 1.5, "inner": 0.7}
+PARAMS = {"alpha": 0.3, "gamma": 1.5, "inner": 0.7, "negative": True, "positive": False}
+LONG = np.array([1e30, -3.3e12, 2.0**-140, 7.0, -7.0, 0.1], np.float32)
+"""Numbers whose quotients have more bits than a number."""
 OF_LIBRARY = sorted(op for op in FORMULAS if op.startswith("nd."))
 
 
 @pytest.mark.parametrize("op", OF_LIBRARY)
 def test_formulas_of_special_numbers(op):
-    """Also where the second operand has one element in each row."""
+    """Also where the last operand has one element in each row, or one for all."""
     count, names, _ = FORMULAS[op]
-    a = np.repeat(SPECIAL, len(SPECIAL)).reshape(len(SPECIAL), -1)
-    b = np.tile(SPECIAL, len(SPECIAL)).reshape(a.shape)
+    numbers = np.concatenate([SPECIAL, LONG]) if op == "nd.mod" else SPECIAL
+    a = np.repeat(numbers, len(numbers)).reshape(len(numbers), -1)
+    b = np.tile(numbers, len(numbers)).reshape(a.shape)
     params = {n: PARAMS.get(n, 0.25) for n in names}
     g = GraphBuilder()
+    before = (g.input("m", a.shape, "bool"),) if count == 3 else ()
     x = g.input("a", a.shape)
-    others = [(g.input("b", b.shape),), (g.input("c", (len(b), 1)),)] if count == 2 else [()]
-    graph = g.build(*(g.op(op, x, *other, **params) for other in others))
-    assert check_and_tell(graph, {"a": a, "b": b, "c": b[:1].T.copy()}, 1e-6)
+    lasts = [g.input("b", b.shape), g.input("c", (len(b), 1)), g.input("d", (1, 1))]
+    others = [(last,) for last in lasts] if count > 1 else [()]
+    ways = [params | {"fmod": on} for on in (False, True)] if op == "nd.mod" else [params]
+    graph = g.build(*(g.op(op, *before, x, *y, **p) for y in others for p in ways))
+    values = {"m": a < b, "a": a, "b": b, "c": b[:1].T.copy(), "d": np.full((1, 1), 2.5, "f4")}
+    assert check_and_tell(
+        graph, {t.name: values[t.name] for t in graph.tensors if t.role is Role.INPUT}, 1e-6
+    )
+
+
+@pytest.mark.parametrize("op", ["nd.add", "nd.silu", "nd.less", "nd.where", "nd.mod"])
+def test_formulas_of_halves(op):
+    count = FORMULAS[op][0]
+    x = np.resize(np.array([-3.5, -0.25, 0.0, 0.1, 2.0, 65504.0, np.nan], np.float16), (3, 35))
+    g = GraphBuilder()
+    more = [g.input("y", x.shape, "f16")] if count > 1 else []
+    first = (g.input("m", x.shape, "bool"),) if count == 3 else ()
+    graph = g.build(g.op(op, *first, g.input("x", x.shape, "f16"), *more))
+    values = {"x": x, "y": np.roll(x, 5), "m": x > 0}
+    used = {t.name: values[t.name] for t in graph.tensors if t.role is Role.INPUT}
+    assert check_and_tell(graph, used, 2e-3)
+
+
+@pytest.mark.parametrize("kind", ["f32", "i64", "i32"])
+@pytest.mark.parametrize("op", ["nd.cum_sum", "nd.cum_prod"])
+def test_totals_so_far(op, kind):
+    x = np.resize(
+        np.array([1, -2, 3, 1, -1], np.dtype(kind[0] + str(int(kind[1:]) // 8))), (2, 3, 11, 1)
+    )
+    g = GraphBuilder()
+    a = g.input("x", x.shape, kind)
+    graph = g.build(*(g.op(op, a, axis=2, reverse=turned) for turned in (False, True)))
+    assert check_and_tell(graph, {"x": x}, 1e-6)
+
+
+@pytest.mark.parametrize("op", ["nd.reduce_min", "nd.reduce_prod"])
+def test_rows_to_one_number(op):
+    x = np.resize(np.array([1.5, -2.0, 0.75, 1.25, -0.5], np.float32), (3, 2, 19))
+    x[1, 1, 18] = np.nan
+    g = GraphBuilder()
+    graph = g.build(g.op(op, g.input("x", x.shape), axes=(1, 2), keepdims=False))
+    assert check_and_tell(graph, {"x": x}, 1e-6)
+
+
+def test_an_operand_of_many_axes_is_broadcast():
+    """Axes that all operands step over alike count as one."""
+    shape = (2, 3, 2, 3, 2, 5)
+    g = GraphBuilder()
+    x, m = g.input("x", shape), g.input("m", (2, 3, 1, 1, 1, 1), "bool")
+    graph = g.build(g.op("nd.where", m, x, g.input("y", (1,))))
+    rng = np.random.default_rng(0)
+    values = {"x": rng.standard_normal(shape, "f4"), "m": rng.random((2, 3, 1, 1, 1, 1)) < 0.5}
+    assert check_and_tell(graph, values | {"y": np.ones(1, "f4")}, 0)
 
 
 def test_expm1_near_zero():

@@ -12,6 +12,7 @@ WHOLE: Final = (
     "rnn_relu.input", "rnn_tanh.input", "scaled_dot_product_attention.default", "silu.default",
     "softplus.default", "hardswish.default", "hardsigmoid.default", "mish.default",
     "group_norm.default", "prelu.default", "upsample_nearest2d.vec", "upsample_bilinear2d.vec",
+    "roll.default",
 )  # fmt: skip
 """Ops outside core ATen that are converted as they are: sequences are not unrolled, weights not
 transposed."""

@@ -10,7 +10,7 @@ packed panels and register tiles of BLIS (Van Zee and van de Geijn, ACM TOMS 41(
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ggsched_cpu.kernels.elementwise import FORMULAS
+from ggsched_cpu.kernels.elementwise import FORMULAS, TESTS
 from ggsched_cpu.kernels.emit import SCRATCH_NBYTES, Builder, Value, constant, i64, vector_of
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.kernels.vectors import AXES, Row, over_chunks, over_rows, own_slot
@@ -51,7 +51,7 @@ def panel_width(target: Target, elements: int) -> int:
     return 0
 
 
-ACTIVATIONS: Final = tuple(op for op, (count, _, _) in FORMULAS.items() if count == 1)
+ACTIVATIONS: Final = tuple(op for op, (n, _, _) in FORMULAS.items() if n == 1 and op not in TESTS)
 """Ops that a convolution can apply to its results."""
 
 

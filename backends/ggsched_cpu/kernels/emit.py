@@ -69,7 +69,12 @@ def i64(number: int) -> Value:
 def f32(number: float) -> Value:
     """Return a constant, rounded to f32 (written as the f64 of the same value)."""
     rounded = struct.unpack("<f", struct.pack("<f", number))[0]
-    return Value(f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}", "float")
+    return Value(f64(rounded).text, "float")
+
+
+def f64(number: float) -> Value:
+    """Return a constant."""
+    return Value(f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}", "double")
 
 
 def constant(element: str, numbers: Sequence[float | int]) -> Value:
@@ -135,7 +140,9 @@ class Builder:
         """Return a number as a constant of a value's type; vectors of one number are splats."""
         if isinstance(number, Value):
             return number
-        text = f32(number).text if like.element == "float" else str(number)
+        text = str(number)
+        if like.element in ("float", "double"):
+            text = (f32 if like.element == "float" else f64)(number).text
         if like.lanes == 1:
             return Value(text, like.type)
         return Value(f"splat ({like.element} {text})", like.type)
@@ -264,6 +271,10 @@ class Builder:
     def sum(self, a: Value) -> Value:
         """Return the sum of the lanes, halves first."""
         return self._fold(a, self.fadd)
+
+    def product(self, a: Value) -> Value:
+        """Return the product of the lanes, halves first."""
+        return self._fold(a, self.fmul)
 
     def largest(self, a: Value) -> Value:
         """Return the largest lane."""

@@ -5,6 +5,7 @@ A family is small, since most programs need few kernels: the first one compiles 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Final
 
 from ggsched.ir.dtype import BF16, F16, F32, I32, Q8_0, DType
@@ -33,7 +34,7 @@ from ggsched_cpu.kernels import (
     windows,
 )
 from ggsched_cpu.kernels.elements import COMPILED
-from ggsched_cpu.kernels.elementwise import FORMULAS, SPREAD, elementwise
+from ggsched_cpu.kernels.elementwise import FORMULAS, elementwise
 from ggsched_cpu.kernels.emit import Builder
 from ggsched_cpu.kernels.gemm_f32 import F32Method
 from ggsched_cpu.kernels.target import Target
@@ -135,12 +136,8 @@ def _short_conv(target: Target) -> Sequence[Builder]:
     return [short_conv.short_conv("short_conv", target)]
 
 
-def _elementwise(op: str) -> Family:
-    def build(target: Target) -> Sequence[Builder]:
-        plain = elementwise("plain", target, op, spread=False)
-        return [plain, elementwise("spread", target, op, spread=True)] if op in SPREAD else [plain]
-
-    return build
+def _elementwise(op: str, element: str = "float") -> Family:
+    return lambda target: [elementwise("plain", target, op, element)]
 
 
 def _soft_max(*, masked: bool) -> Family:
@@ -158,7 +155,9 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
     "log_soft_max": reductions.log_soft_max,
     "sum_rows": reductions.sum_rows,
     "mean_rows": reductions.mean_rows,
-    "max_of_rows": reductions.max_of_rows,
+    "max_of_rows": partial(reductions.extreme_of_rows, how="maximum"),
+    "min_of_rows": partial(reductions.extreme_of_rows, how="minimum"),
+    "product_of_rows": reductions.product_of_rows,
     "sum_rows_strided": reductions.sum_rows_strided,
     "top_k": partial(reductions.top_k, wide=False),
     "nd.top_k": partial(reductions.top_k, wide=True),
@@ -167,6 +166,11 @@ _REDUCTIONS: Final[Mapping[str, Callable[[str, Target], Builder]]] = {
 
 def _reduction(name: str) -> Family:
     return lambda target: [_REDUCTIONS[name](name, target)]
+
+
+def _scan(target: Target) -> Sequence[Builder]:
+    ways = product(("add", "mul"), ("float", "i32", "i64"))
+    return [reductions.scan(f"{how}_{kind}", target, how, kind) for how, kind in ways]
 
 
 def _rows(target: Target) -> Sequence[Builder]:
@@ -319,11 +323,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "conv": _conv_tiles(()),
     "linear_attention0": _linear_attention(beta=False),
     "linear_attention1": _linear_attention(beta=True),
+    "scan": _scan,
     "short_conv": _short_conv,
     "soft_max0": _soft_max(masked=False),
     "soft_max1": _soft_max(masked=True),
     **{name: _reduction(name) for name in _REDUCTIONS},
     **{f"elementwise_{op}": _elementwise(op) for op in FORMULAS},
+    **{f"halves_{op}": _elementwise(op, "half") for op in FORMULAS},
     **{f"panels_int8_{n}": _rounded_panels(n) for n in gemm_int8.GROUPS},
     **{f"routes_int8_{n}": _rounded_routes(n) for n in gemm_int8.GROUPS},
     "bf16": _bf16,

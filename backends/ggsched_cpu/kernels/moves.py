@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ggsched_cpu.kernels.emit import Builder, Value
+from ggsched_cpu.kernels.emit import Builder, Value, i64
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.kernels.vectors import Chunk, Row, operand_slot, over_chunks, over_rows, own_slot
 
@@ -138,10 +138,19 @@ def _copy(
         name = "llvm.memcpy.p0.p0.i64"
         b.declared[name] = f"declare void @{name}(ptr, ptr, i64, i1)"
         b.line(f"call void @{name}({out}, {source}, {b.mul(count, nbytes)}, i1 false)")
-    is_spread = b.binary("xor", is_dense, Value("true", "i1"))
-    with b.when(is_spread), b.loop(0, count) as k:
-        value = b.load(element, b.offset(source, b.mul(k, steps[0])), nbytes)
-        b.store(value, b.offset(out, b.mul(k, steps[1])), nbytes)
+    with b.when(b.binary("xor", is_dense, Value("true", "i1"))):
+        whole = b.binary("and", count, -_TOGETHER)
+        for start, stop, n in ((i64(0), whole, _TOGETHER), (whole, count, 1)):
+            ways = [[b.mul(step, i) for i in range(n)] for step in steps]
+            with b.loop(start, stop, n) as k:
+                first = [b.offset(p, b.mul(k, step)) for p, step in zip(places, steps, strict=True)]
+                values = [b.load(element, b.offset(first[0], way), nbytes) for way in ways[0]]
+                for value, way in zip(values, ways[1], strict=True):
+                    b.store(value, b.offset(first[1], way), nbytes)
+
+
+_TOGETHER: Final = 8
+"""Elements that are read before they are written, where they are not adjacent."""
 
 
 __all__ = ["REPEATS", "each", "move", "repeat", "slices", "zip_rows"]

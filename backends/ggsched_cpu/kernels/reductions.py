@@ -228,16 +228,60 @@ def mean_rows(name: str, target: Target) -> Builder:
     return _to_one(name, target, _add, lambda b, v, n: b.fdiv(b.sum(v), _length(b, n)))
 
 
-def max_of_rows(name: str, target: Target) -> Builder:
-    """Operand x; result, a row of which is the largest element, or NaN where there is one."""
+def product_of_rows(name: str, target: Target) -> Builder:
+    """Operand x; result, a row of which is one number."""
+
+    def join(b: Builder, total: Value, c: Chunk, x: Value) -> Value:
+        return b.fmul(total, c.keep(c.load(x), 1.0))
+
+    return _to_one(name, target, join, lambda b, total, _: b.product(total), 1.0)
+
+
+def extreme_of_rows(name: str, target: Target, *, how: str) -> Builder:
+    """Operand x; result, a row of which is the largest element, or NaN where there is one.
+
+    Args:
+        name: Of the kernel.
+        target: The processor.
+        how: ``maximum``, or ``minimum`` for the smallest element.
+    """
+    start = -math.inf if how == "maximum" else math.inf
 
     def join(b: Builder, most: Value, c: Chunk, x: Value) -> Value:
-        return b.intrinsic("maximum", most, c.keep(c.load(x), -math.inf))
+        return b.intrinsic(how, most, c.keep(c.load(x), start))
 
     def finish(b: Builder, most: Value, _: Value) -> Value:
-        return b.intrinsic("vector.reduce.fmaximum", most, type_="float")
+        return b.intrinsic(f"vector.reduce.f{how}", most, type_="float")
 
-    return _to_one(name, target, join, finish, -math.inf)
+    return _to_one(name, target, join, finish, start)
+
+
+def scan(name: str, target: Target, how: str, element: str) -> Builder:
+    """Operand and result, of rows of elements any distance apart: totals of those so far.
+
+    Args:
+        name: Of the kernel.
+        target: The processor.
+        how: ``add`` or ``mul``.
+        element: ``float``, ``i32`` or ``i64``.
+    """
+    b = Builder(name, target)
+    steps = [b.arg(operand_slot(i) + 1) for i in range(2)]
+    start = int(how == "mul") or (-0.0 if element == "float" else 0)
+    total = b.var(b.same(b.zero(element) if element == "float" else Value("0", element), start))
+    join = getattr(b, "f" * (element == "float") + how)
+
+    def row(row: Row) -> None:
+        b.set(total, b.same(b.get(total), start))
+        with b.loop(0, row.columns) as column:
+            x, out = (
+                b.offset(p, b.mul(column, s)) for p, s in zip(row.pointers, steps, strict=True)
+            )
+            b.set(total, join(b.get(total), b.load(element, x)))
+            b.store(b.get(total), out)
+
+    over_rows(b, 2, row)
+    return b
 
 
 def sum_rows_strided(name: str, target: Target) -> Builder:

@@ -65,6 +65,9 @@ def over_rows(b: Builder, operands: int, body: Callable[[Row], None]) -> None:
         body(Row(number, length, at, tuple(pointers)))
 
 
+_ELEMENTS: Final = {"float": ("f32", 4), "i16": ("i16", 2), "i8": ("i8", 1)}
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Some elements of a row that are handled together.
@@ -81,26 +84,35 @@ class Chunk:
     lanes: int
     mask: Value | None
 
-    def load(self, pointer: Value) -> Value:
-        """Read f32 from a row whose elements are adjacent; 0 where there are none."""
-        at = self.b.offset(pointer, self.b.mul(self.column, 4))
-        type_ = vector_of(self.lanes, "float")
+    def load(self, pointer: Value, element: str = "float", step: Value | None = None) -> Value:
+        """Read elements of a row; 0 where there are none.
+
+        Args:
+            pointer: The start of the row.
+            element: Their type.
+            step: Bytes from one chunk's first element to the next, by elements between them;
+                adjacent ones without it.
+        """
+        short, nbytes = _ELEMENTS[element]
+        at = self.b.offset(pointer, self.b.mul(self.column, nbytes if step is None else step))
+        type_ = vector_of(self.lanes, element)
         if self.mask is None:
-            return self.b.load(type_, at, 4)
-        name = f"llvm.masked.load.v{self.lanes}f32.p0"
+            return self.b.load(type_, at, nbytes)
+        name = f"llvm.masked.load.v{self.lanes}{short}.p0"
         self.b.declared[name] = f"declare {type_} @{name}(ptr, i32, {self.mask.type}, {type_})"
-        text = f"call {type_} @{name}({at}, i32 4, {self.mask}, {type_} zeroinitializer)"
+        text = f"call {type_} @{name}({at}, i32 {nbytes}, {self.mask}, {type_} zeroinitializer)"
         return self.b.value(type_, text)
 
     def store(self, value: Value, pointer: Value) -> None:
-        """Write f32 to a row whose elements are adjacent."""
-        at = self.b.offset(pointer, self.b.mul(self.column, 4))
+        """Write elements of a row, which are adjacent."""
+        short, nbytes = _ELEMENTS[value.element]
+        at = self.b.offset(pointer, self.b.mul(self.column, nbytes))
         if self.mask is None:
-            self.b.store(value, at, 4)
+            self.b.store(value, at, nbytes)
             return
-        name = f"llvm.masked.store.v{self.lanes}f32.p0"
+        name = f"llvm.masked.store.v{self.lanes}{short}.p0"
         self.b.declared[name] = f"declare void @{name}({value.type}, ptr, i32, {self.mask.type})"
-        self.b.line(f"call void @{name}({value}, {at}, i32 4, {self.mask})")
+        self.b.line(f"call void @{name}({value}, {at}, i32 {nbytes}, {self.mask})")
 
     def times(self, n: int) -> "Chunk":
         """Return the same elements of a row in which each is several."""
@@ -200,17 +212,48 @@ def one_plus_exp(b: Builder, x: Value) -> Value:
     return b.fadd(exp(b, b.fmul(x, -1.0)), 1.0)
 
 
+def log(b: Builder, x: Value) -> Value:
+    """Return the natural logarithm, by ``log(1 + f) = 2 atanh(f / (2 + f))``."""
+    is_denormal = b.compare("olt", x, _LEAST_NORMAL)
+    bits = b.cast("bitcast", b.select(is_denormal, b.fmul(x, 2.0**23), x), "i32")
+    power = b.binary("ashr", b.sub(bits, _ROOT_HALF_BITS), 23)
+    f = b.fsub(b.cast("bitcast", b.sub(bits, b.binary("shl", power, 23)), "float"), 1.0)
+    n = b.cast("sitofp", power, "float")
+    n = b.select(is_denormal, b.fsub(n, 23.0), n)
+    value = b.fma(n, _LN2_HIGH, b.fma(n, _LN2_LOW, _twice_atanh(b, b.fdiv(f, b.fadd(f, 2.0)))))
+    value = b.select(b.compare("ult", x, 0.0), b.same(x, math.nan), value)
+    value = b.select(b.compare("oeq", x, 0.0), b.same(x, -math.inf), value)
+    return b.select(b.compare("oeq", x, math.inf), x, value)
+
+
+_LEAST_NORMAL: Final = 2.0**-126
+_ROOT_HALF_BITS: Final = 0x3F3504F3
+
+
+def log1p(b: Builder, x: Value) -> Value:
+    """Return ``log(1 + x)`` without cancellation near 0."""
+    whole = b.fadd(x, 1.0)
+    lost = b.fdiv(b.fsub(x, b.fsub(whole, 1.0)), whole)
+    value = log(b, whole)
+    is_end = b.compare("oeq", b.intrinsic("fabs", value), math.inf)
+    return b.select(is_end, value, b.fadd(value, lost))
+
+
+def _twice_atanh(b: Builder, z: Value) -> Value:
+    """Return ``2 atanh(z)`` for ``|z| <= 1/3``."""
+    square, poly = b.fmul(z, z), b.same(z, _LOG_TERMS[0])
+    for term in _LOG_TERMS[1:-1]:
+        poly = b.fma(poly, square, term)
+    return b.fma(b.fmul(poly, square), z, b.fmul(z, 2.0))
+
+
 _LOG_TERMS: Final = tuple(2.0 / n for n in (15, 13, 11, 9, 7, 5, 3, 1))
 
 
 def softplus(b: Builder, x: Value) -> Value:
     """Return ``log(1 + exp(x))``, by ``log(1 + e) = 2 atanh(e / (2 + e))`` for e <= 1."""
     e = exp(b, b.fmin(x, b.fmul(x, -1.0)))
-    z = b.fdiv(e, b.fadd(e, 2.0))
-    square, poly = b.fmul(z, z), b.same(x, _LOG_TERMS[0])
-    for term in _LOG_TERMS[1:]:
-        poly = b.fma(poly, square, term)
-    return b.fma(poly, z, b.fmax(x, 0.0))
+    return b.fadd(_twice_atanh(b, b.fdiv(e, b.fadd(e, 2.0))), b.fmax(x, 0.0))
 
 
 def tanh(b: Builder, x: Value) -> Value:

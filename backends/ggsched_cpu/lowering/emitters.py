@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
 from ggsched_cpu.kernels.casts import is_converted
 from ggsched_cpu.kernels.elements import is_compiled
-from ggsched_cpu.kernels.elementwise import FORMULAS, SPREAD
+from ggsched_cpu.kernels.elementwise import FORMULAS, bool_operands
 from ggsched_cpu.kernels.reductions import ORDERS
 from ggsched_cpu.lowering import cells, indexed, moves
 from ggsched_cpu.lowering.attention import attention
@@ -44,17 +45,22 @@ def _elementwise(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list
     count, names, _ = FORMULAS[op]
     own = [bits(node.number(name)) for name in names]
     inputs = node.inputs[:count]
-    if out.ndim == 0 or any(a.dtype != np.float32 for a in (*inputs, out)):
+    family = _ELEMENTWISE.get(inputs[-1].dtype.str[1:])
+    kinds = [np.dtype(bool if is_bool else inputs[-1].dtype) for is_bool in bool_operands(op)]
+    differ = any(a.dtype != t for a, t in zip((*inputs, out), kinds, strict=True))
+    if out.ndim == 0 or family is None or differ:
         return None
+    kernel = kernels.address(f"{family}_{op}", "plain")
     if all(a.shape == out.shape and a.flags.c_contiguous for a in (*inputs, out)):
-        kernel = kernels.address(f"elementwise_{op}", "plain")
         return _one(flat_task(kernel, (*inputs, out), out.size, kernels.threads, own))
-    wide = [np.broadcast_to(a, out.shape) for a in inputs]
-    spread = op in SPREAD and out.shape[-1] > 1 and wide[1].strides[-1] == 0
-    if not all(is_dense(a) for a in (wide[0], out, *(() if spread else wide[1:]))):
+    *wide, out = moves.merged(*(np.broadcast_to(a, out.shape) for a in inputs), out)
+    if not is_dense(out) or not all(is_dense(a) or a.strides[-1] == 0 for a in wide):
         return None
-    kernel = kernels.address(f"elementwise_{op}", "spread" if spread else "plain")
     return _row(kernel, (*wide, out), out, kernels, own)
+
+
+_ELEMENTWISE: Final = {"f4": "elementwise", "f2": "halves"}
+"""Families of kernels by type of the numbers."""
 
 
 def _row(
@@ -124,6 +130,8 @@ _OF_ROWS: Final = {
     "nd.reduce_mean": "mean_rows",
     "nd.reduce_sum": "sum_rows",
     "nd.reduce_max": "max_of_rows",
+    "nd.reduce_min": "min_of_rows",
+    "nd.reduce_prod": "product_of_rows",
 }
 """Kernels of reductions over the last axes."""
 
@@ -140,6 +148,19 @@ def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     name = _OF_ROWS[node.bound.op]
     rows = x.reshape(node.out.size, -1)
     return _row(kernels.address(name, name), (rows, node.out.reshape(-1)), rows, kernels)
+
+
+def _scan(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    """Return the task of totals along the last axis that is longer than one."""
+    x, out, axis = node.inputs[0], node.out, int(node.number("axis")) % node.out.ndim
+    element = indexed.ADDED.get(x.dtype.str[1:])
+    plain = all(a.flags.c_contiguous and a.size for a in (x, out))
+    if not plain or prod(x.shape[axis + 1 :]) > 1 or node.param("exclusive") or element is None:
+        return None
+    order = slice(None, None, -1 if node.param("reverse") else 1)
+    x, out = (a.reshape(-1, a.shape[axis])[:, order] for a in (x, out))
+    how = "add" if node.bound.op == "nd.cum_sum" else "mul"
+    return _row(kernels.address("scan", f"{how}_{element}"), (x, out), x, kernels)
 
 
 def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
@@ -354,6 +375,7 @@ EMITTERS: Final[Mapping[str, Emitter]] = {
     "nd.grid_sample": grid_sample,
     "nd.max_pool": max_pool,
     **dict.fromkeys(_OF_ROWS, _reduce),
+    **dict.fromkeys(("nd.cum_sum", "nd.cum_prod"), _scan),
     **indexed.EMITTERS,
     **moves.EMITTERS,
     **cells.EMITTERS,

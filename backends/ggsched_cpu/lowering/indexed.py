@@ -16,7 +16,7 @@ from ggsched_cpu.native import Kernels
 MIN_SLICE: Final = 8
 """Elements of a slice from which on a row of a kernel for each is worth while."""
 
-_ADDED: Final = {"f4": "float", "i4": "i32", "i8": "i64"}
+ADDED: Final = {"f4": "float", "i4": "i32", "i8": "i64"}
 """Types that are added to, and what kernels call them."""
 
 
@@ -82,7 +82,7 @@ def _by_element(
         place = table.reshape(outer, extent, blocks, columns)[:, :1].swapaxes(1, 2)
     operands = [views[0], *((views[1], place) if how else (place, views[1]))]
     adds = how == "add"
-    name = f"add_{_ADDED[table.dtype.str[1:]]}" if adds else f"each{table.itemsize}"
+    name = f"add_{ADDED[table.dtype.str[1:]]}" if adds else f"each{table.itemsize}"
     return row_task(
         kernels.address("put" if how else "take", name), operands, shape, columns,
         kernels.threads, (extent, step), rows=extent, keeps=(table,), work=2,
@@ -137,7 +137,7 @@ def _put(put: Callable[[Node, Kernels], Task | None]) -> Callable[..., list[Task
 
     def emit(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
         (x, ids, _), how = node.inputs, node.param("reduction")
-        is_known = how == "none" or (how == "add" and x.dtype.str[1:] in _ADDED)
+        is_known = how == "none" or (how == "add" and x.dtype.str[1:] in ADDED)
         copied = moved_apart(x, node.out, kernels)
         if copied is None or not is_known or not _is_plain(node):
             return None

@@ -86,7 +86,7 @@ def move(source: Array, target: Array, kernels: Kernels) -> Task | None:
     Returns:
         None if there are too many axes.
     """
-    source, target = _merged(source, target)
+    source, target = merged(source, target)
     if _is_repeated(source, target):
         return _repeat(source, target, kernels)
     wanted = parts_for(source.nbytes + target.nbytes, target.size, kernels.threads)
@@ -118,7 +118,7 @@ def _repeat(source: Array, target: Array, kernels: Kernels) -> Task | None:
     return row_task(kernel, (source[..., 0], whole), tuple(outer), columns, kernels.threads)
 
 
-def _merged(*arrays: Array) -> tuple[Array, ...]:
+def merged(*arrays: Array) -> tuple[Array, ...]:
     """Return views with as few axes as have the same elements in the same order, at least one."""
     shape: list[int] = []
     strides: list[list[int]] = [[] for _ in arrays]
