@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ggsched_cpu.kernels.emit import Builder, Value, i64
+from ggsched_cpu.kernels.emit import Builder, Value, i64, vector_of
 from ggsched_cpu.kernels.target import Target
 from ggsched_cpu.kernels.vectors import Chunk, Row, operand_slot, over_chunks, over_rows, own_slot
 
@@ -132,12 +132,18 @@ def _copy(
     is_dense: Value,
     nbytes: int,
 ) -> None:
-    """Copy elements: whole, if all of them are adjacent."""
+    """Copy elements: as vectors, if all of them are adjacent."""
     (source, out), element = places, f"i{8 * nbytes}"
+    width = 4 * b.target.lanes // nbytes
+    whole = b.binary("and", count, -width)
+    # Not memcpy: its string instructions take ten times as long where both begin at about the same
+    # place of a page.
     with b.when(is_dense):
-        name = "llvm.memcpy.p0.p0.i64"
-        b.declared[name] = f"declare void @{name}(ptr, ptr, i64, i1)"
-        b.line(f"call void @{name}({out}, {source}, {b.mul(count, nbytes)}, i1 false)")
+        for start, stop, n in ((i64(0), whole, width), (whole, count, 1)):
+            with b.loop(start, stop, n) as k:
+                way = b.mul(k, nbytes)
+                value = b.load(vector_of(n, element), b.offset(source, way), nbytes)
+                b.store(value, b.offset(out, way), nbytes)
     with b.when(b.binary("xor", is_dense, Value("true", "i1"))):
         whole = b.binary("and", count, -_TOGETHER)
         for start, stop, n in ((i64(0), whole, _TOGETHER), (whole, count, 1)):

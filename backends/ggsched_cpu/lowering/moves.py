@@ -89,6 +89,8 @@ def move(source: Array, target: Array, kernels: Kernels) -> Task | None:
     source, target = merged(source, target)
     if _is_repeated(source, target):
         return _repeat(source, target, kernels)
+    if source.ndim > 1 and abs(source.strides[-2]) < abs(source.strides[-1]):
+        source, target = _tiled_rows(source, target)
     wanted = parts_for(source.nbytes + target.nbytes, target.size, kernels.threads)
     source, target = _cut(wanted, source, target)
     if source.ndim > AXES + 1:
@@ -152,6 +154,18 @@ def _cut(wanted: int, *arrays: Array) -> tuple[Array, ...]:
     steps = [(*a.strides[:-1], length * a.strides[-1], a.strides[-1]) for a in arrays]
     pairs = zip(arrays, steps, strict=True)
     return tuple(np.lib.stride_tricks.as_strided(a, shape, own) for a, own in pairs)
+
+
+_TILE: Final = 32
+"""Elements of a row of a transposed matrix that are copied before those of the next row, so that
+lines of the source are still in a cache."""
+
+
+def _tiled_rows(*arrays: Array) -> tuple[Array, ...]:
+    """Return views whose last axis is cut and whose pieces come before the axis in front of it."""
+    if arrays[0].shape[-1] % _TILE or arrays[0].ndim > AXES:
+        return arrays
+    return tuple(a.reshape(*a.shape[:-1], -1, _TILE).swapaxes(-3, -2) for a in arrays)
 
 
 MAX_RUNS: Final = 8
