@@ -15,7 +15,16 @@ from ggsched.topology.caps import DeviceFacts, op_key
 from ggsched.topology.cost import KernelRate, Rates, Work, rates_of
 from ggsched_calibrate.samples import Samples, samples
 from ggsched_calibrate.timing import NOT_TRUSTED, Allowance, Disturbed
-from ggsched_calibrate.workload import TIMEOUT_S, Bench, activations, chain, products, sums
+from ggsched_calibrate.workload import (
+    TIMEOUT_S,
+    Bench,
+    activations,
+    chain,
+    launches,
+    products,
+    repeated,
+    sums,
+)
 
 Note = Callable[[str], None]
 """Called with what is being measured."""
@@ -135,19 +144,11 @@ def measure_product(bench: Bench, stream: Stream, dtype: DType, allowance: Allow
     return work.kernels[op_key("mul_mat", dtype.name)]
 
 
-def _launches(stream: Stream, program: Program) -> Callable[[int], None]:
-    def repeat(count: int) -> None:
-        for _ in range(count):
-            stream.launch(program)
-        stream.sync(TIMEOUT_S)
-
-    return repeat
-
-
 def _timed(work: _Work, what: str, graph: Graph) -> float:
     """Return the seconds of one launch of a graph."""
-    with work.bench.program(graph, work.streams[0]) as program:
-        return work.time(what, _launches(work.streams[0], program))
+    stream = work.streams[0]
+    with work.bench.program(graph, stream) as program, launches(stream, program) as repeat:
+        return work.time(what, repeat)
 
 
 def _nodes(work: _Work) -> None:
@@ -244,8 +245,9 @@ def _streamed_shape(work: _Work, dtype: DType) -> tuple[int, int]:
         if 4 * _WEIGHTS * nbytes > _room(work.facts):
             return rows, width
         stream = work.streams[0]
-        with work.bench.program(products(_WEIGHTS, rows, width, 1, dtype), stream) as program:
-            seconds = _roughly(_launches(stream, program)) / _WEIGHTS
+        graph = products(_WEIGHTS, rows, width, 1, dtype)
+        with work.bench.program(graph, stream) as program, launches(stream, program) as repeat:
+            seconds = _roughly(repeat) / _WEIGHTS
         if seconds > _SLOW_ENOUGH_S and nbytes >= 4 << 20:
             return rows, width
         if seconds > 20 * _SLOW_ENOUGH_S:
@@ -338,7 +340,8 @@ def _alone_and_together(work: _Work, what: str, graph: Graph) -> tuple[float, fl
             a.sync(TIMEOUT_S)
             b.sync(TIMEOUT_S)
 
-        alone = work.time(f"{what} of one stream", _launches(a, first))
+        with repeated(a, lambda: a.launch(first), may_capture=False) as repeat:
+            alone = work.time(f"{what} of one stream", repeat)
         return alone, work.time(f"{what} of two streams", both)
 
 

@@ -7,9 +7,12 @@ from ggsched.backend.page_lock import lock_pages
 from ggsched.backend.protocols import Stream
 from ggsched.topology.cost import Link
 from ggsched_calibrate.timing import Allowance
-from ggsched_calibrate.workload import TIMEOUT_S
+from ggsched_calibrate.workload import TIMEOUT_S, repeated
 
 SIZES: Final = (1 << 10, 1 << 14, 1 << 18, 1 << 22)
+
+TOGETHER: Final = 8
+"""Copies of a repetition: a run has several transfers, and one graph holds them."""
 
 Sample = tuple[int, float]
 """Bytes of a copy, and its seconds."""
@@ -24,7 +27,7 @@ def measure_upload(stream: Stream, allowance: Allowance, left: int) -> tuple[Lin
         memory = source.toreadonly()
         return lambda: stream.upload(memory, buffer, 0), [buffer.close]
 
-    return _measure(stream, make, allowance, left)
+    return _measure(stream, make, allowance, left, not device.facts.snapshots_uploads)
 
 
 def measure_download(stream: Stream, allowance: Allowance, left: int) -> tuple[Link, list[Sample]]:
@@ -59,7 +62,7 @@ def measure_copy(
         release = [*(lock.close for lock in locks), a.close, b.close]
         return lambda: stream.copy(a, 0, b, 0, nbytes), release
 
-    return _measure(stream, make, allowance, left)
+    return _measure(stream, make, allowance, left, may_capture=False)
 
 
 def fit_link(samples: Sequence[Sample]) -> Link:
@@ -87,18 +90,15 @@ def _measure(
     make: Callable[[int], tuple[Callable[[], None], list[Callable[[], None]]]],
     allowance: Allowance,
     left: int,
+    may_capture: bool = True,
 ) -> tuple[Link, list[Sample]]:
     samples = []
     for number, nbytes in enumerate(SIZES):
         enqueue, release = make(nbytes)
-
-        def repeat(count: int, enqueue: Callable[[], None] = enqueue) -> None:
-            for _ in range(count):
-                enqueue()
-            stream.sync(TIMEOUT_S)
-
         try:
-            samples.append((nbytes, allowance.time(repeat, left * len(SIZES) - number)))
+            with repeated(stream, enqueue, TOGETHER, may_capture=may_capture) as repeat:
+                seconds = allowance.time(repeat, left * len(SIZES) - number) / TOGETHER
+            samples.append((nbytes, seconds))
         finally:
             stream.sync(TIMEOUT_S)
             for close in release:

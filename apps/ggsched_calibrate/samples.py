@@ -13,7 +13,7 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.ops import BUILT_IN, op_by_name
 from ggsched.ir.tensor import Tensor
 from ggsched.ops.nd import library
-from ggsched.ops.record import ELEMENTS, FUNCTIONS, SORTED_LENGTHS, OpDef
+from ggsched.ops.record import ELEMENTS, FUNCTIONS, SELECTED, SORTED_LENGTHS, OpDef
 from ggsched.passes.cost.work_size import node_work
 from ggsched.topology.caps import DeviceFacts, offers
 
@@ -153,10 +153,11 @@ RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
     "recurrent": (_recurrent(8, 256), _recurrent(64, 16)),
     "gather": (_gather,),
     "scatter": (_scatter,),
-    **{f"sort:first-of-{n}": (_sort(n, n // 32),) for n in SORTED_LENGTHS},
+    **{f"sort:first-of-{n}": (_sort(n, min(n // 32, SELECTED)),) for n in SORTED_LENGTHS},
     **{f"sort:all-of-{n}": (_sort(n, n),) for n in SORTED_LENGTHS},
     "scan": (_along(axis=1),),
     "reduce": (_along(axes=(1,), axis=1),),
+    "reduce:places": (_along(axis=1),),
     "rows": (_along(axes=(1,), axis=1),),
     "moves": (_moves,),
     "matmul": (_products,),
@@ -177,7 +178,9 @@ def samples(facts: DeviceFacts) -> tuple[Samples, Samples]:
     """
     families: dict[str, list[Maker]] = {}
     others: dict[str, list[Maker]] = {}
-    for op in (*map(op_by_name, BUILT_IN), *library().values()):
+    # Kernels of the library are often others than those of built-in ops, and most of its ops are
+    # known by their family alone; so an op of the library stands for a family that has one.
+    for op in (*library().values(), *map(op_by_name, BUILT_IN)):
         kind = "f32" if not op.types or "f32" in op.types[0] else op.types[0][0]
         if not offers(facts.ops, op.name, _KINDS.get(kind, kind)):
             continue
@@ -188,7 +191,7 @@ def samples(facts: DeviceFacts) -> tuple[Samples, Samples]:
             others[op.name + family[len(family.partition(":")[0]) :]] = makers
             if family != ELEMENTS:  # the rate of that family is that of long sums
                 families.setdefault(family, makers)
-    return families, others
+    return families, dict(reversed(others.items()))
 
 
 def _maker(op: OpDef, recipe: Recipe) -> Maker:

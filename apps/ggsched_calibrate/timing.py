@@ -13,6 +13,9 @@ _SHARE: Final = 6
 """Rounds that the time is meant to hold, once the number of repetitions has settled."""
 _LONG_ENOUGH_S: Final = 5e-4
 """A round need not take longer: a short one is less likely to be disturbed."""
+_LEAST_S: Final = 0.02
+"""For how long rounds are made, however little time is left: threads that have slept, and
+processors that ran slowly meanwhile, take some milliseconds to be as they are in a run."""
 _AGREE: Final = 1.15
 """How far apart the fastest rounds may be."""
 _PATIENCE: Final = 4
@@ -86,8 +89,8 @@ class Allowance:
         Raises:
             Disturbed: it cannot be trusted.
         """
-        patience = _PATIENCE if self._is_strict else 1
-        seconds, doubt = seconds_of(repeat, self.share(measurements), self._clock, patience)
+        share = max(self.share(measurements), _LEAST_S)
+        seconds, doubt = seconds_of(repeat, share, self._clock)
         doubt = self._busy() or doubt
         if doubt and self._is_strict:
             raise Disturbed(doubt)
@@ -109,7 +112,6 @@ def seconds_of(
     repeat: Callable[[int], None],
     seconds: float,
     clock: Clock = time.perf_counter,
-    patience: int = _PATIENCE,
 ) -> Timed:
     """Return the least seconds per repetition, of rounds until the fastest three agree.
 
@@ -117,12 +119,11 @@ def seconds_of(
         repeat: Does something that number of times and waits until all is complete.
         seconds: About how long to go on; three rounds are made in any case.
         clock: Gives the time in seconds.
-        patience: How many times as long to go on where the fastest rounds do not agree.
     """
     repeat(1)  # the first is not like the others: caches are cold, kernels are compiled
     rounds: list[float] = []
     count, start = 1, clock()
-    for attempt in range(patience):
+    for attempt in range(_PATIENCE):
         while len(rounds) < _ROUNDS or clock() < start + (attempt + 1) * seconds:
             began = clock()
             repeat(count)

@@ -1,11 +1,13 @@
 """Work to be timed: small graphs, bound to memory of one device and compiled for one stream."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final, cast
 
 import numpy as np
 
+from ggsched.backend.capture import offers_capture
 from ggsched.backend.program import BoundNode, Operand, full_params
 from ggsched.backend.protocols import Buffer, Device, HostMemory, Program, Stream
 from ggsched.errors import GgschedError
@@ -15,6 +17,9 @@ from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 
 TIMEOUT_S: Final = 60.0
+
+Repeat = Callable[[int], None]
+"""Does something that number of times and waits until all is complete."""
 _TILE_NBYTES: Final = 1 << 20
 # Blocks that mean numbers of ordinary size; denormal ones would be slow on some machines.
 _RANDOM: Final = np.random.default_rng(0)
@@ -111,6 +116,48 @@ class Bench:
     def close(self) -> None:
         """Release all streams."""
         self._stack.close()
+
+
+@contextmanager
+def repeated(
+    stream: Stream, enqueue: Callable[[], None], times: int = 1, *, may_capture: bool = True
+) -> Iterator[Repeat]:
+    """Give what enqueues a command again and again and waits, as runs of plans do.
+
+    That is by replays of a graph where plans are captured (CAP-1).
+
+    Args:
+        stream: The stream of the command.
+        enqueue: Enqueues it once.
+        times: How often for each repetition.
+        may_capture: Whether plans capture such commands.
+    """
+    device = stream.device
+    with ExitStack() as stack:
+        replay = None
+        if may_capture and not device.facts.is_host and offers_capture(device):
+            capture = device.begin_capture([stream])
+            try:
+                for _ in range(times):
+                    enqueue()
+            except BaseException:
+                capture.abort()
+                raise
+            graph = capture.end()
+            stack.callback(graph.close)
+            replay = partial(cast(Any, stream).replay, graph)
+
+        def repeat(count: int) -> None:
+            for _ in range(count if replay else count * times):
+                (replay or enqueue)()
+            stream.sync(TIMEOUT_S)
+
+        yield repeat
+
+
+def launches(stream: Stream, program: Program) -> AbstractContextManager[Repeat]:
+    """Give what launches a program, see ``repeated``."""
+    return repeated(stream, partial(stream.launch, program))
 
 
 def fill(stream: Stream, buffer: Buffer, dtype: DType) -> None:

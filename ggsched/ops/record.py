@@ -241,9 +241,11 @@ def gathered(x: Sequence[Operand], result: Operand, **_: Param) -> float:
 def sorted_rows(length: int, taken: int) -> str:
     """Return the family of an op that orders rows of a length and takes the first of each."""
     extent = next((n for n in SORTED_LENGTHS if length <= n), SORTED_LENGTHS[-1])
-    return f"sort:{'first' if 8 * taken < length else 'all'}-of-{extent}"
+    return f"sort:{'first' if 8 * taken < length and taken <= SELECTED else 'all'}-of-{extent}"
 
 
+SELECTED: Final = 64
+"""How many of a row kernels select; to take more they order all of it."""
 SORTED_LENGTHS: Final = (256, 2048, 16384)
 """Up to which lengths of rows the rates of sorting are kept: kernels may compare all pairs."""
 

@@ -197,12 +197,21 @@ class MachineRates:
         return self.network.get((self.machines[src], self.machines[dst]), _NETWORK)
 
 
+def _sorting(how: str, flops: float) -> tuple[KernelRate, ...]:
+    """Return guesses for long rows, of which the first elements or all are put in order."""
+    return (KernelRate(f"nd.top_k:{how}-of-2048", 3 * flops, 6 * flops),
+            KernelRate(f"nd.top_k:{how}-of-16384", flops, 2 * flops))  # fmt: skip
+
+
 _BY_KIND: Final[Mapping[Kind, Rates]] = {
     # One stream: the backend cpu lets all its threads compute each node.
-    "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-6, 60e-6),
+    "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-7, 60e-6, 5e-6, _sorting("all", 3e7)),
     "accelerator": Rates(80e9, 30e9, 33e9, 1, 6e-6, 60e-6),
     "integrated": Rates(1e12, 45e9, 50e9, 2, 8e-6, 20e-6),
-    "gpu": Rates(20e12, 800e9, 800e9, 4, 4e-6, 4e-6),
+    # All pairs of a row are compared.
+    "gpu": Rates(
+        20e12, 800e9, 800e9, 4, 3e-6, 4e-6, 0.0, _sorting("first", 2e8) + _sorting("all", 2e8)
+    ),
 }
 
 _BESIDE_CPU: Final = Rates(40e9, 12e9, 33e9, 1, 10e-6, 60e-6, launch_s=20e-6)

@@ -9,7 +9,7 @@ from ggsched import GgschedError, GraphBuilder, Scheduler
 from ggsched.ir.tensor import Role
 from ggsched_cpu.kernels.casts import ELEMENTS, is_converted
 from ggsched_cpu.kernels.elementwise import FORMULAS
-from ggsched_cpu.lowering.emitters import MAX_SELECTED
+from ggsched.ops.record import SELECTED
 from ggsched_cpu.native import library
 from tests.backends.test_cpu_cells import check_and_tell
 
@@ -241,7 +241,7 @@ def test_the_best_of_rows(data, seed):
     values = rng.choice(SPECIAL, (3, n)) if seed % 2 else rng.standard_normal((3, n))
     values = values.astype(np.float32)
     is_compiled = check_and_tell(graph, {"x": np.sort(values) if seed % 3 else values}, 0)
-    assert is_compiled == (k <= MAX_SELECTED)
+    assert is_compiled == (k <= SELECTED)
 
 
 @settings(max_examples=25)

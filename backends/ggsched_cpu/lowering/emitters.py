@@ -11,6 +11,7 @@ import numpy as np
 from ggsched.backend.arrays import Array
 from ggsched.ir.dtype import BF16, F16, F32, I32
 from ggsched.ir.rope import rope_table
+from ggsched.ops.record import SELECTED
 from ggsched_cpu.kernels.casts import is_converted
 from ggsched_cpu.kernels.elements import is_compiled
 from ggsched_cpu.kernels.elementwise import FORMULAS, bool_operands
@@ -31,9 +32,6 @@ Emitter = Callable[[Node, CpuLoweringContext, Kernels], Sequence[Task] | None]
 
 MAX_TABLE_AXES: Final = 3
 """Of tables of rows: one axis may number tables."""
-
-MAX_SELECTED: Final = 64
-"""``top_k`` puts each that is better than the last in order, which takes as many steps at worst."""
 
 
 def _one(task: Task | None) -> list[Task] | None:
@@ -168,7 +166,7 @@ def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     is_last = op == "top_k" or int(node.number("axis")) % x.ndim == x.ndim - 1
     if not (is_last and is_dense(x) and node.out.strides[-1] == node.out.itemsize):
         return None
-    if k > MAX_SELECTED or x.dtype != np.float32:
+    if k > SELECTED or x.dtype != np.float32:
         return None
     of_library = "largest" if node.bound.params.get("largest", True) else "smallest"
     order = ORDERS["largest, NaN last" if op == "top_k" else of_library]

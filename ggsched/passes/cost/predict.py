@@ -5,6 +5,7 @@ other down, so they are simulated twice: alone first, then with as many busy str
 the average. Launches of devices on one processor take turns.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
@@ -14,7 +15,7 @@ from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
 from ggsched.plan.effects import Effects, Step, Traffic
-from ggsched.topology.caps import processors
+from ggsched.topology.caps import DeviceFacts, processors
 from ggsched.topology.cost import HOST, MachineRates, Work, node_seconds
 
 _CLEARED = Work("", PRODUCTS, 0.0, 0.0)
@@ -71,16 +72,17 @@ class RateCosts:
         return self._rates.enqueue_s
 
     def record_s(self, device: int) -> float:
-        """See ``CommandCosts``."""
-        return self._rates.devices[device].event_s
+        """See ``CommandCosts``. The calling thread runs a plan of one stream on a CPU itself."""
+        is_here = len(self._plan.streams.streams) == 1 and self._plan.devices[device].is_host
+        return 0.0 if is_here else self._rates.devices[device].event_s
 
     def notice_s(self, waiter: int, recorder: int) -> float | None:
         """See ``CommandCosts``."""
         return None
 
     def wait_s(self, waiter: int, recorder: int) -> float:
-        """See ``CommandCosts``."""
-        return 0.0
+        """See ``CommandCosts``. Threads pass on events between a CPU and other devices."""
+        return handover_s(self._rates, self._plan.devices, recorder, waiter)
 
     def work_s(self, command: Command) -> float:
         """See ``CommandCosts``."""
@@ -155,6 +157,12 @@ class RateCosts:
         between = self._rates.between(there, here)
         assert effects.traffic is not None
         return 0.0 if between is None else between.seconds(effects.traffic.nbytes)
+
+
+def handover_s(rates: MachineRates, devices: Sequence[DeviceFacts], src: int, dst: int) -> float:
+    """Return the seconds beyond those of an event in which another device learns of it."""
+    is_passed_on = src != dst and devices[src].is_host != devices[dst].is_host
+    return rates.devices[dst].event_s if is_passed_on else 0.0
 
 
 def _company(spans: list[PredictedSpan]) -> dict[int, float]:
