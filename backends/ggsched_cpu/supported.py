@@ -104,7 +104,8 @@ LIBRARY_WITH_KERNEL: Final = (
 def supported_ops(*, is_compiled: bool) -> frozenset[str]:
     """Return every op on every type of its first operand that a graph can have (TRU-1)."""
     built_in = (op_key(op, t.name) for op in BUILT_IN for t in operand_dtypes(OPS[op]))
-    library = (op_key(op, F32.name) for op in LIBRARY_WITH_KERNEL if is_compiled)
+    kinds = {"nd.where": "bool"}
+    library = (op_key(op, kinds.get(op, F32.name)) for op in LIBRARY_WITH_KERNEL if is_compiled)
     return frozenset(built_in) | frozenset(library) | user_op_keys("cpu") | LIBRARY_KEYS
 
 
