@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from ggsched import GgschedError, GraphBuilder, Scheduler
 from ggsched.ir.tensor import Role
+from ggsched.ops.record import SELECTED
 from ggsched_cpu.kernels.casts import ELEMENTS, is_converted
 from ggsched_cpu.kernels.elementwise import FORMULAS
-from ggsched.ops.record import SELECTED
 from ggsched_cpu.native import library
 from tests.backends.test_cpu_cells import check_and_tell
 

@@ -90,8 +90,8 @@ class Chunk:
         Args:
             pointer: The start of the row.
             element: Their type.
-            step: Bytes from one chunk's first element to the next, by elements between them;
-                adjacent ones without it.
+            step: Bytes between elements, 0 where the row is a vector that stands for all chunks;
+                those of adjacent elements without it.
         """
         short, nbytes = _ELEMENTS[element]
         at = self.b.offset(pointer, self.b.mul(self.column, nbytes if step is None else step))
