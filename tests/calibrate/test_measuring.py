@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from ggsched_calibrate.link_rates import fit_link
 from ggsched_calibrate.machine import calibrate
 from ggsched_calibrate.samples import samples
 from ggsched_calibrate.timing import Allowance, Disturbed
-from ggsched_calibrate.workload import Bench, fill
+from ggsched_calibrate.workload import Bench, fill, repeated
 from ggsched_testing.sim import SimConfig, SimWorld
 from tests.backends.device_settings import cpu_device
 from tests.calibrate.undisturbed import trust_what_is_measured
@@ -202,3 +203,33 @@ def test_what_is_measured_once_more_as_the_time_ends_is_trusted():
     assert said.count("a launch") == 2
     assert not any(line.startswith("nodes: ") for line in missing)
     assert found is not None
+
+
+class Captures:
+    """A stream, its device and a graph of it in one."""
+
+    facts = SimpleNamespace(is_host=False)
+
+    def __init__(self):
+        self.device, self.replays = self, 0
+
+    def begin_capture(self, streams):
+        return SimpleNamespace(end=lambda: self)
+
+    def replay(self, graph):
+        self.replays += 1
+
+    def sync(self, timeout_s):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("may_capture", [True, False])
+def test_commands_are_measured_as_plans_run_them(may_capture):
+    """Devices whose plans are captured replay a graph; one by one the host takes longer."""
+    stream, calls = Captures(), []
+    with repeated(stream, lambda: calls.append(1), 3, may_capture=may_capture) as repeat:
+        repeat(4)
+    assert (len(calls), stream.replays) == ((3, 4) if may_capture else (12, 0))

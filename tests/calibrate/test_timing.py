@@ -49,6 +49,16 @@ def test_long_work_is_done_three_times_and_no_more():
     assert counts == [1, 1, 1, 1]
 
 
+def test_work_that_is_slow_at_first_is_repeated_however_little_time_is_left():
+    """Launches of a team of threads that had slept took 3 ms each, and those behind them 30 us."""
+    clock, rounds = Clock(), itertools.count()
+
+    def repeat(count):
+        clock.now += count * (3e-3 if next(rounds) < 5 else 3e-5)
+
+    assert Allowance(0.0, clock).time(repeat, 300) == pytest.approx(3e-5)
+
+
 def test_an_allowance_is_shared():
     clock = Clock()
     allowance = Allowance(8.0, clock)

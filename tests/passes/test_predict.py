@@ -1,5 +1,7 @@
 """Predictions by rates: by hand on a small plan, and launches that share a device."""
 
+from dataclasses import replace
+
 import pytest
 
 from ggsched.ir.builder import GraphBuilder
@@ -66,6 +68,31 @@ def test_a_copy_goes_by_its_link():
         return predict_step(graph, plan, rates).seconds
 
     assert seconds(Link(7.0, 32.0)) - seconds(Link(0.0, 1e30)) == pytest.approx(8.0)
+
+
+def test_a_cpu_alone_has_no_events_and_a_crossing_has_those_of_both():
+    graph = product()
+    topology = Topology(
+        (fake_device("fake:0", ops=ALL_OPS), fake_device("cpu:0", ops=ALL_OPS, is_host=True)),
+        {(0, 1): CopyPath(0, 1, 0), (1, 0): CopyPath(1, 0, 0)},
+        {(1, 0): "native", (0, 1): "native"},
+    )
+    ends = (HOST, 0, 1)
+    free = {(a, b): Link(0.0, 1e30) for a in ends for b in ends if a != b}
+
+    def events(first, second):
+        """Return the seconds of events alone, where nodes are on these devices."""
+        plan = make_plan(graph, topology, Constraints(pins={0: first, 1: second}))
+
+        def seconds(*event_s):
+            devices = tuple(replace(PLAIN, event_s=s) for s in event_s)
+            return predict_step(graph, plan, MachineRates(devices, free, 0.0)).seconds
+
+        return round(seconds(100.0, 1000.0) - seconds(0.0, 0.0))
+
+    assert events(1, 1) == 0
+    assert events(0, 0) == 100
+    assert events(0, 1) >= 1100
 
 
 def test_measured_kernels_replace_the_general_rate():
