@@ -21,6 +21,27 @@ BOUND = "<= 2"
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
+OF_ONE = (
+    "log1p", "log2", "log10", "expm1", "exp2", "cos", "tan", "asin", "acos", "atan", "sinh",
+    "cosh", "asinh", "acosh", "atanh", "sign", "trunc", "round", "frac", "ceil", "square",
+    "sqrt", "reciprocal", "logit", "erfc", "lgamma", "isinf", "isfinite", "nan_to_num", "triu",
+    "logical_not", "median", "histc",
+)  # fmt: skip
+ALONG = (
+    "mean", "amin", "prod", "argmin", "logsumexp", "norm", "cumprod", "logcumsumexp", "cummax",
+    "softmax", "log_softmax", "var", "all", "any", "sort", "argsort", "cumsum", "amax",
+    "argmax",
+)  # fmt: skip
+OF_TWO = (
+    "sub", "mul", "div", "atan2", "hypot", "fmod", "copysign", "maximum", "logaddexp", "eq",
+    "ge", "logical_and", "floor_divide", "pow",
+)  # fmt: skip
+OF_INTS = (
+    "mul", "sub", "floor_divide", "remainder", "eq", "maximum", "bitwise_and",
+    "bitwise_left_shift", "fmod", "gcd",
+)  # fmt: skip
+"""Functions of ``torch`` by name: of a tensor, along its rows and its columns, of two, of i64."""
+
 
 def run() -> list[Row]:
     """Measure each op, or those whose names begin as one of ``OPS=gather,topk``."""
@@ -99,6 +120,11 @@ def _cases() -> Mapping[str, Case]:
         "flip": lambda x: x.flip(-1),
         "roll": lambda x: x.roll(3, -1),
     }  # fmt: skip
+    unary |= {name: getattr(torch, name) for name in OF_ONE}
+    for axis, what in ((-1, "rows"), (1, "columns")):
+        unary |= {f"{name} of {what}": partial(getattr(torch, name), dim=axis) for name in ALONG}
+    ints, square = whole % 13 + 1, torch.randn(16, 64, 64) + 8 * torch.eye(64)
+    window = torch.hann_window(400)
     lstm, gru = nn.LSTM(128, 256), nn.GRU(128, 256)
     cases: dict[str, Case] = {name: (f, (x,)) for name, f in unary.items()}
     return cases | {
@@ -135,4 +161,20 @@ def _cases() -> Mapping[str, Case]:
         "lstm, batch 64": (lstm, (torch.randn(50, 64, 128),)),
         "gru, batch 4": (gru, (torch.randn(50, 4, 128),)),
         "gru, batch 16": (gru, (torch.randn(50, 16, 128),)),
+        **{name: (getattr(torch, name), (x, positive)) for name in OF_TWO},
+        **{f"i64 {name}": (getattr(torch, name), (whole, ints)) for name in OF_INTS},
+        "f16 add": (torch.add, (half, half)),
+        "f16 silu": (F.silu, (half,)),
+        "transpose": (lambda x: x.transpose(1, 2).contiguous(), (x,)),
+        "cat": (lambda x: torch.cat((x, x), -1), (x,)),
+        "rfft": (lambda x: torch.fft.rfft(x).abs(), (x,)),
+        "fft": (lambda x: torch.fft.fft(x).real, (x,)),
+        "stft": (
+            lambda x: torch.stft(x, 400, 160, window=window, return_complex=True).abs(),
+            (torch.randn(4, 16_000),),
+        ),
+        "inverse": (torch.inverse, (square,)),
+        "solve": (torch.linalg.solve, (square, torch.randn(16, 64, 8))),
+        "searchsorted": (lambda x, y: torch.searchsorted(x.sort(-1)[0], y), (x[0], y[0])),
+        "bicubic": (partial(F.interpolate, scale_factor=2, mode="bicubic"), (image,)),
     }

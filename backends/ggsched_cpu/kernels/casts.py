@@ -50,14 +50,31 @@ def _converted(b: Builder, x: Value, kind: str, to: str) -> Value:
     if x.element == "float":
         if element in ("float", "half"):
             return x if element == "float" else b.cast("fptrunc", x, element)
-        wide = b.saturated(x, "i64")
-        return wide if element == "i64" else b.cast("trunc", wide, element)
+        return b.saturated(x, "i64") if element == "i64" else _to_integers(b, x, element)
     signed = kind[0] == "i"
     if element in ("float", "half"):
         return b.cast("sitofp" if signed else "uitofp", x, element)
     more = _NBYTES[element] - _NBYTES[x.element]
     how = "trunc" if more < 0 else "sext" if signed else "zext"
     return b.cast(how, x, element) if more else x
+
+
+def _to_integers(b: Builder, x: Value, element: str) -> Value:
+    """Convert f32 by i64 of which the lower bits are kept; by i32 where all of a vector fit."""
+
+    def kept(whole: Value) -> Value:
+        return whole if whole.element == element else b.cast("trunc", whole, element)
+
+    if x.lanes == 1:
+        return kept(b.saturated(x, "i64"))
+    fits = b.compare("olt", b.intrinsic("fabs", x), 2.0**31)
+    all_fit = b.intrinsic("vector.reduce.and", fits, type_="i1")
+    found = b.var(Value("zeroinitializer", vector_of(x.lanes, element)))
+    with b.when(all_fit):
+        b.set(found, kept(b.cast("fptosi", x, "i32")))
+    with b.when(b.binary("xor", all_fit, Value("true", "i1"))):
+        b.set(found, kept(b.saturated(x, "i64")))
+    return b.get(found)
 
 
 __all__ = ["ELEMENTS", "cast", "is_converted"]
