@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Final
 
 from ggsched_cpu.kernels.emit import Builder, Value, vector_of
@@ -281,6 +282,8 @@ def elementwise(name: str, target: Target, op: str, element: str = "float") -> B
     steps = [b.arg(operand_slot(i) + 1) for i in range(count)]
     are_single = [b.compare("eq", step, 0) for step in steps]
     singles = [b.var(b.zero(vector_of(lanes, kind))) for kind in kinds]
+    is_spread = reduce(partial(b.binary, "or"), are_single)
+    is_plain = b.binary("xor", is_spread, Value("true", "i1"))
 
     def row(row: Row) -> None:
         *inputs, out = row.pointers
@@ -289,8 +292,8 @@ def elementwise(name: str, target: Target, op: str, element: str = "float") -> B
                 b.set(single, b.splat(b.load(kind, inputs[i]), lanes))
             inputs[i] = b.select(is_single, Value(single.pointer, "ptr"), inputs[i])
 
-        def chunk(c: Chunk) -> None:
-            loaded = [c.load(*place) for place in zip(inputs, kinds, steps, strict=True)]
+        def chunk(ways: Sequence[Value | None], c: Chunk) -> None:
+            loaded = [c.load(*place) for place in zip(inputs, kinds, ways, strict=True)]
             made = formula(b, [_number(b, v) for v in loaded], given)
             if result == "i8":
                 made = b.cast("zext", made, "i8")
@@ -298,7 +301,10 @@ def elementwise(name: str, target: Target, op: str, element: str = "float") -> B
                 made = b.cast("bitcast", b.cast("fptrunc", made, "half"), "i16")
             c.store(made, out)
 
-        over_chunks(b, row.columns, chunk)
+        with b.when(is_plain):
+            over_chunks(b, row.columns, partial(chunk, [None] * count))
+        with b.when(is_spread):
+            over_chunks(b, row.columns, partial(chunk, steps))
 
     over_rows(b, count + 1, row)
     return b
