@@ -158,6 +158,7 @@ RECIPES: Final[Mapping[str, tuple[Recipe, ...]]] = {
     "scan": (_along(axis=1),),
     "reduce": (_along(axes=(1,), axis=1),),
     "reduce:places": (_along(axis=1),),
+    "reduce:planes": (_along(axis=0),),
     "rows": (_along(axes=(1,), axis=1),),
     "moves": (_moves,),
     "matmul": (_products,),

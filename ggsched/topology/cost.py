@@ -208,9 +208,16 @@ _BY_KIND: Final[Mapping[Kind, Rates]] = {
     "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-7, 60e-6, 5e-6, _sorting("all", 3e7)),
     "accelerator": Rates(80e9, 30e9, 33e9, 1, 6e-6, 60e-6),
     "integrated": Rates(1e12, 45e9, 50e9, 2, 8e-6, 20e-6),
-    # All pairs of a row are compared.
+    # All pairs of a row are compared, and a thread adds up a row.
     "gpu": Rates(
-        20e12, 800e9, 800e9, 4, 3e-6, 4e-6, 0.0, _sorting("first", 2e8) + _sorting("all", 2e8)
+        20e12,
+        800e9,
+        800e9,
+        4,
+        3e-6,
+        4e-6,
+        0.0,
+        (*_sorting("first", 2e8), *_sorting("all", 2e8), KernelRate("scan", 1e9, 4e9)),
     ),
 }
 

@@ -183,13 +183,17 @@ def _arg(x: Sequence[Operand], axis: int, keepdims: bool, **_: Param) -> tuple[s
     return "i64", (*x[0].shape[:axis], *kept, *x[0].shape[axis + 1 :])
 
 
-@nd_op("arg_max", "x", rule=_arg, family="reduce:places", axis=0, keepdims=True, last=False)
+def _arg_family(x: Shape, axis: int, **_: Param) -> str:
+    return "reduce:places" if axis in (-1, len(x) - 1) else "reduce:planes"
+
+
+@nd_op("arg_max", "x", rule=_arg, family=_arg_family, axis=0, keepdims=True, last=False)
 def arg_max(x: Array, axis: int, keepdims: bool, last: bool) -> Array:
     """Return the index of the largest, the first or the last of several."""
     return _arg_of(np.argmax, x, axis, keepdims, last)
 
 
-@nd_op("arg_min", "x", rule=_arg, family="reduce:places", axis=0, keepdims=True, last=False)
+@nd_op("arg_min", "x", rule=_arg, family=_arg_family, axis=0, keepdims=True, last=False)
 def arg_min(x: Array, axis: int, keepdims: bool, last: bool) -> Array:
     """Return the index of the smallest, the first or the last of several."""
     return _arg_of(np.argmin, x, axis, keepdims, last)
