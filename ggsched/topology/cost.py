@@ -197,28 +197,17 @@ class MachineRates:
         return self.network.get((self.machines[src], self.machines[dst]), _NETWORK)
 
 
-def _sorting(how: str, flops: float) -> tuple[KernelRate, ...]:
-    """Return guesses for long rows, of which the first elements or all are put in order."""
-    return (KernelRate(f"nd.top_k:{how}-of-2048", 3 * flops, 6 * flops),
-            KernelRate(f"nd.top_k:{how}-of-16384", flops, 2 * flops))  # fmt: skip
-
+_OF_ROWS: Final = tuple(f"nd.top_k:{how}-of-{n}" for how in ("all", "first") for n in (2048, 16384))
+_SORTED_BY_CPU: Final = tuple(KernelRate(name, 5e7, 1e8) for name in _OF_ROWS[:2])
+_SORTED: Final = (*(KernelRate(n, 3e8, 6e8) for n in _OF_ROWS), KernelRate("scan", 2e9, 4e9))
+"""Guesses for a GPU that compares all pairs of a row, and whose threads add up a row each."""
 
 _BY_KIND: Final[Mapping[Kind, Rates]] = {
     # One stream: the backend cpu lets all its threads compute each node.
-    "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-7, 60e-6, 5e-6, _sorting("all", 3e7)),
+    "cpu": Rates(80e9, 24e9, 33e9, 1, 3e-7, 60e-6, 5e-6, _SORTED_BY_CPU),
     "accelerator": Rates(80e9, 30e9, 33e9, 1, 6e-6, 60e-6),
     "integrated": Rates(1e12, 45e9, 50e9, 2, 8e-6, 20e-6),
-    # All pairs of a row are compared, and a thread adds up a row.
-    "gpu": Rates(
-        20e12,
-        800e9,
-        800e9,
-        4,
-        3e-6,
-        4e-6,
-        0.0,
-        (*_sorting("first", 2e8), *_sorting("all", 2e8), KernelRate("scan", 1e9, 4e9)),
-    ),
+    "gpu": Rates(20e12, 800e9, 800e9, 4, 3e-6, 4e-6, 0.0, _SORTED),
 }
 
 _BESIDE_CPU: Final = Rates(40e9, 12e9, 33e9, 1, 10e-6, 60e-6, launch_s=20e-6)

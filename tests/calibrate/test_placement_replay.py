@@ -1,6 +1,6 @@
 """Placements by rates of a machine, against what each device alone took there.
 
-The data are of one run on an H100 and eight processors; rates are those that its graphs need.
+The data are of one run on an H200 and eight processors; rates are those that its graphs need.
 """
 
 import json
@@ -18,7 +18,7 @@ from ggsched.topology.model import CopyPath, Topology
 from ggsched_testing.generators.topologies import ALL_OPS
 from ggsched_testing.plan_builder import fake_device
 
-DATA = json.loads(Path(__file__).with_name("placement_h100.json").read_text())
+DATA = json.loads(Path(__file__).with_name("placement_h200.json").read_text())
 NAMES = ("cuda:0", "cpu:0")
 OPS = ALL_OPS | LIBRARY_KEYS
 MACHINE = Topology(

@@ -5,7 +5,6 @@ other down, so they are simulated twice: alone first, then with as many busy str
 the average. Launches of devices on one processor take turns.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggsched.ir.graph import Graph
@@ -15,7 +14,7 @@ from ggsched.passes.cost.work_size import expected_rows, node_cost
 from ggsched.plan.bundle import Plan
 from ggsched.plan.command import Command
 from ggsched.plan.effects import Effects, Step, Traffic
-from ggsched.topology.caps import DeviceFacts, processors
+from ggsched.topology.caps import processors
 from ggsched.topology.cost import HOST, MachineRates, Work, node_seconds
 
 _CLEARED = Work("", PRODUCTS, 0.0, 0.0)
@@ -82,7 +81,9 @@ class RateCosts:
 
     def wait_s(self, waiter: int, recorder: int) -> float:
         """See ``CommandCosts``. Threads pass on events between a CPU and other devices."""
-        return handover_s(self._rates, self._plan.devices, recorder, waiter)
+        devices = self._plan.devices
+        is_passed_on = devices[waiter].is_host != devices[recorder].is_host
+        return self._rates.devices[waiter].event_s if is_passed_on else 0.0
 
     def work_s(self, command: Command) -> float:
         """See ``CommandCosts``."""
@@ -157,12 +158,6 @@ class RateCosts:
         between = self._rates.between(there, here)
         assert effects.traffic is not None
         return 0.0 if between is None else between.seconds(effects.traffic.nbytes)
-
-
-def handover_s(rates: MachineRates, devices: Sequence[DeviceFacts], src: int, dst: int) -> float:
-    """Return the seconds beyond those of an event in which another device learns of it."""
-    is_passed_on = src != dst and devices[src].is_host != devices[dst].is_host
-    return rates.devices[dst].event_s if is_passed_on else 0.0
 
 
 def _company(spans: list[PredictedSpan]) -> dict[int, float]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role
-from ggsched.passes.cost.predict import handover_s
 from ggsched.passes.cost.work_size import node_costs
 from ggsched.passes.place import PlacementProblem
 from ggsched.topology.caps import processors
@@ -30,7 +29,6 @@ class Estimator:
 
     def __init__(self, problem: PlacementProblem, out: Sequence[int]) -> None:
         self._rates = problem.rates
-        self._devices = problem.topology.devices
         self._out = out
         self._homes = _given_homes(problem)
         self._limits = [d.memory_nbytes for d in problem.topology.devices]
@@ -51,10 +49,7 @@ class Estimator:
             return 0.0
         known = self._links.get((src, dst))
         if known is None:
-            latency_s, byte_s = _link(self._rates, src, dst)
-            if HOST not in (src, dst):
-                latency_s += handover_s(self._rates, self._devices, src, dst)
-            known = self._links[src, dst] = latency_s, byte_s
+            known = self._links[src, dst] = _link(self._rates, src, dst)
         return known[0] + nbytes * known[1]
 
     def rank(self, home: Placed, reserve: Sequence[int]) -> tuple[int, float]:
