@@ -154,6 +154,8 @@ _VIEWING: Final = (
 """Methods that return a view, some of them a copy where that cannot be."""
 _CHANGING: Final = ("byteswap", "partition", "put", "setfield", "sort")
 """Methods that change the array, or may."""
+_SIMPLE, _WRITABLE, _CONTIGUOUS = 0, 1, 8
+"""Flags of the protocol of buffers."""
 _FOR_SHAPE: Final = frozenset(
     {
         *(np.zeros_like, np.ones_like, np.empty_like, np.full_like),
@@ -184,12 +186,25 @@ class TracedArray(np.ndarray[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
         if getattr(found, "accessed", None) is None:  # no view
-            self._report("numpy getitem", [self._part(key)])
+            self._report("numpy getitem", [self._part(key), *_nested((key,))])
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._report("numpy setitem", [value], [self._part(key)])
+        self._report("numpy setitem", [value, *_nested((key,))], [self._part(key)])
         super().__setitem__(key, value)
+
+    def __buffer__(self, flags: int) -> memoryview:
+        reports_buffer(self.touched, flags)
+        return super().__buffer__(flags)  # type: ignore[misc,no-any-return]
+
+    def touched(self, name: str, is_written: bool = False) -> None:
+        """Report an access to all of it."""
+        self._report(name, () if is_written else [self], [self] if is_written else ())
+
+    @property
+    def data(self) -> Any:
+        """A view of the memory."""
+        return memoryview(self)
 
     def _part(self, key: Any) -> Any:
         """Return what a key of ids selects as a view where it can be one, else the whole."""
@@ -286,6 +301,19 @@ for _name in (
         setattr(TracedArray, _name, _method(_name))
 
 
+def reports_buffer(touched: Callable[..., None], flags: int) -> None:
+    """Report an access where code in C asks for bytes without a shape: it uses them at once.
+
+    Whoever asks for a shape and strides makes a view, which is used later, or never.
+
+    Args:
+        touched: Called with a name and whether it is written.
+        flags: What is asked for, as in the protocol of buffers.
+    """
+    if flags in (_SIMPLE, _CONTIGUOUS, _WRITABLE):
+        touched("buffer", flags == _WRITABLE)
+
+
 def _owner(array: Any) -> Any:
     """Return what the memory of an array belongs to."""
     while isinstance(array, np.ndarray) and array.base is not None:
@@ -293,29 +321,39 @@ def _owner(array: Any) -> Any:
     return array
 
 
-def converting(native: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
+def converting(
+    native: Callable[..., Any], tensor: type[Any], adopted: Callable[[Any], Any]
+) -> Callable[..., Any]:
     """Return a function such as ``np.asarray`` that goes on tracing, or reports what it copies.
 
     Args:
         tensor: A class whose method ``numpy`` returns traced arrays.
+        adopted: Returns an array of memory that something else owns, as a traced one if it is
+            followed.
     """
 
     @wraps(native)
     def convert(*args: Any, **kwargs: Any) -> Any:
-        key = next((k for k in ("object", "a") if k in kwargs), "")
-        value = args[0] if args else kwargs.get(key)
+        key = next((k for k in ("object", "a", "x", "buffer") if k in kwargs), "")
+        value: Any = args[0] if args else kwargs.get(key)
         if isinstance(value, tensor):
             value = value.numpy()
-            args, kwargs = ((value, *args[1:]), kwargs) if args else ((), {**kwargs, key: value})
-        found = native(*args, **kwargs)
+        is_traced = getattr(value, "accessed", None) is not None
+        if is_traced or isinstance(value, np.ndarray):
+            plain = value.view(np.ndarray) if is_traced else value
+            args, kwargs = ((plain, *args[1:]), kwargs) if args else ((), {**kwargs, key: plain})
+        found: Any = native(*args, **kwargs)
         for part in _traced(value) if isinstance(value, list | tuple) else ():
-            part._report(f"numpy {native.__name__}", [part])
-        if isinstance(value, TracedArray) and value.accessed is not None:
-            if _owner(found) is not _owner(value):
-                value._report(f"numpy {native.__name__}", [value])
-                return found
-            found = found.view(TracedArray)
-            found.accessed = value.accessed
+            part.touched(f"numpy {native.__name__}")
+        if not is_traced:
+            return adopted(found)
+        if not isinstance(found, np.ndarray):
+            return found
+        if not np.may_share_memory(found, plain):
+            value.touched(f"numpy {native.__name__}")
+            return found
+        found = found.view(TracedArray)
+        found.accessed = value.accessed
         return found
 
     return convert

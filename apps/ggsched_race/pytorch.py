@@ -76,6 +76,7 @@ class _Local(threading.local):
         site: Number of the stack of the op that is recorded; below zero until it is looked for,
             None where there is no op.
         frame: Where the program called that op, or within this package.
+        pool: Of which pool of memory blocks are; None is the usual one.
     """
 
     deferred: list[tuple[Callable[[float | None], None], int | None]] | None = None
@@ -83,6 +84,7 @@ class _Local(threading.local):
     is_in_op: bool = False
     site: int | None = None
     frame: FrameType | None = None
+    pool: object = None
 
 
 class Recorder:
@@ -495,10 +497,19 @@ class Recorder:
             return
         with self.recording.lock:
             self.take_back()
-            pool = "another library" if stream is not None else None
+            pool = "another library" if stream is not None else self._local.pool
             stream = self.stream() if stream is None else stream
             pool = "graph" if self.recording.is_capturing(stream) else pool
             self._blocks.allocated(address, stream, pool, self._site()).nbytes = nbytes
+
+    @contextmanager
+    def allocating_from(self, pool: object) -> Iterator[None]:
+        """Note that the calling thread allocates from a pool of the program's."""
+        before, self._local.pool = self._local.pool, pool
+        try:
+            yield
+        finally:
+            self._local.pool = before
 
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""
@@ -627,6 +638,15 @@ class Recorder:
         """Return an array of a pinned tensor as one whose accesses are recorded."""
         is_host = self.platform.device_of(tensor) is None
         if not self.is_enabled or not is_host or not self.platform.is_pinned(tensor):
+            return array
+        traced = array.view(TracedArray)
+        traced.accessed = self.host_access
+        return traced
+
+    def adopted(self, array: Any) -> Any:
+        """Return an array that does not own its memory as a traced one, if that is followed."""
+        is_owner = self.host.is_empty or getattr(array, "base", None) is None
+        if is_owner or self.host.find(array.__array_interface__["data"][0]) is None:
             return array
         traced = array.view(TracedArray)
         traced.accessed = self.host_access

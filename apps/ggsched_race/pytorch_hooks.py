@@ -13,6 +13,7 @@ import torch
 from torch.cuda import _gpu_trace
 
 from ggsched_race.cupy_hooks import cupy_actions
+from ggsched_race.host_buffers import patch_buffers
 from ggsched_race.host_memory import converting
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import DispatchMode, Recorder, first_line
@@ -217,6 +218,15 @@ def _patch_memory(patches: Patches, recorder: Recorder) -> None:
         native(self, stream)
 
     patches.set(torch.Tensor, "record_stream", record_stream)
+    use_pool = torch.cuda.use_mem_pool
+
+    @contextmanager
+    def allocating_from(pool: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with use_pool(pool, *args, **kwargs), recorder.allocating_from(pool.id):
+            yield
+
+    for owner in (torch.cuda, torch.cuda.memory):
+        patches.set(owner, "use_mem_pool", allocating_from)
     from_dlpack = torch.from_dlpack
 
     def take_over(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +239,9 @@ def _patch_memory(patches: Patches, recorder: Recorder) -> None:
 
 def _patch_reads(patches: Patches, recorder: Recorder) -> None:
     """Record how the host uses memory of tensors without the dispatcher."""
-    numpy, tolist = torch.Tensor.numpy, torch.Tensor.tolist
+    numpy, tolist, reduce = (
+        getattr(torch.Tensor, name) for name in ("numpy", "tolist", "__reduce_ex__")
+    )
 
     def as_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
         return recorder.traced_array(self, numpy(self, *args, **kwargs))
@@ -238,10 +250,20 @@ def _patch_reads(patches: Patches, recorder: Recorder) -> None:
         recorder.host_read("tolist", self)
         return tolist(self)
 
+    def reduced(self: Any, protocol: Any) -> Any:
+        recorder.host_read("pickle", self)
+        return reduce(self, protocol)
+
     patches.set(torch.Tensor, "numpy", as_numpy)
     patches.set(torch.Tensor, "tolist", as_list)
-    for name in ("array", "asarray", "asanyarray", "ascontiguousarray"):
-        patches.set(np, name, converting(getattr(np, name), torch.Tensor))
+    patches.set(torch.Tensor, "__reduce_ex__", reduced)
+    names = ("array", "asarray", "asanyarray", "ascontiguousarray", "frombuffer", "from_dlpack")
+    others = (np.ctypeslib, "as_array"), (np.lib.stride_tricks, "as_strided")
+    converters = [*((np, name) for name in names), *others, (torch, "frombuffer")]
+    for owner, name in converters:
+        native = getattr(owner, name)
+        patches.set(owner, name, converting(native, torch.Tensor, recorder.adopted))
+    patch_buffers(patches, recorder.host_access)
 
 
 def _patch_backward(patches: Patches, recorder: Recorder) -> None:

@@ -1,7 +1,7 @@
 """Streams, events and graphs of a simulation, and the functions of ``torch.cuda`` that use them."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
@@ -34,6 +34,15 @@ class Device(Protocol):
 
     def refuse_in_capture(self) -> None:
         """Raise if a graph is being captured."""
+
+    def register(self, address: int, nbytes: int, flags: int = 0) -> int:
+        """Let memory of the host be pinned where it is."""
+
+    def unregister(self, address: int) -> int:
+        """Undo ``register``."""
+
+    def allocating_from(self, pool: Any, device: Any = None) -> AbstractContextManager[None]:
+        """Let the calling thread allocate from a pool."""
 
 
 class SimulatedStream:
@@ -73,6 +82,10 @@ class SimulatedStream:
     def query(self) -> bool:
         """Return True: all work is done when it is called."""
         return True
+
+    def is_capturing(self) -> bool:
+        """Return whether a graph is being captured."""
+        return self.cuda.capturing is not None
 
     def synchronize(self) -> None:
         """Let the host wait."""
@@ -250,6 +263,10 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
         name="simulated", major=9, minor=0, total_memory=80 << 30, multi_processor_count=132
     )
     classes = {"Stream": SimulatedStream, "Event": SimulatedEvent, "CUDAGraph": SimulatedGraph}
+    profiler = dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop"), lambda: 0)
+    runtime = SimpleNamespace(
+        cudaHostRegister=cuda.register, cudaHostUnregister=cuda.unregister, **profiler
+    )
     functions = {
         "ExternalStream": lambda stream_ptr, device=None: SimulatedStream(stream_ptr=stream_ptr),
         "stream": stream,
@@ -261,6 +278,9 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
         "set_stream": cuda.set_current,
         "graph_pool_handle": lambda: (0, cuda.handle()),
         "is_current_stream_capturing": lambda: cuda.capturing is not None,
+        "MemPool": lambda *args, **kwargs: SimpleNamespace(id=(0, cuda.handle())),
+        "use_mem_pool": cuda.allocating_from,
+        "cudart": lambda: runtime,
         "_sleep": lambda cycles: None,
         "device": nullcontext,
         "device_of": nullcontext,
@@ -289,6 +309,11 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
     yield from ((kind, "cuda", cuda) for kind in classes.values())
     yield from ((native, name, value) for name, value in (*classes.items(), *functions.items()))
     yield from ((native, name, _answering(value)) for name, value in answers.items())
+    for name in ("synchronize", "current_stream", "set_stream"):
+        yield torch.accelerator, name, functions[name]
+    for name in ("is_available", "device_count"):
+        yield torch.accelerator, name, _answering(answers[name])
+    yield torch.accelerator, "current_accelerator", _answering(torch.device("cuda"))
     yield from ((native.streams, name, classes[name]) for name in ("Stream", "Event"))
     yield from ((torch, name, classes[name]) for name in ("Stream", "Event"))
     yield native.graphs, "CUDAGraph", SimulatedGraph

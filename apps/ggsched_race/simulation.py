@@ -30,7 +30,8 @@ _HOST: Final = torch.device("cpu")
 _WAITING: Final = frozenset(
     {
         *("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2"),
-        *("unique_consecutive", "equal", "bincount", "repeat_interleave"),
+        *("unique_consecutive", "equal", "bincount", "repeat_interleave", "allclose", "_unique"),
+        *("unique_dim_consecutive", "_linalg_check_errors"),
     }
 )
 """Ops of which the host needs a result, so that it waits for the stream."""
@@ -41,9 +42,11 @@ class _Local(threading.local):
 
     Attributes:
         chosen: The stream that a hook has chosen, for the node of the backward pass that calls it.
+        pool: What memory is from; None is the usual pool.
     """
 
     is_interpreting: bool = False
+    pool: object = None
     stream: SimulatedStream | None = None
     task: int = -1
     backward: list[SimulatedStream]
@@ -76,6 +79,7 @@ class SimulatedCuda:
         self._places: dict[int, tuple[int, int]] = {}
         """Of each block, by storage: where it is on the host, and its length."""
         self._pinned: set[int] = set()
+        self._registered: dict[int, int] = {}
         self._made_on: dict[tuple[int, int], SimulatedStream] = {}
 
     # --- streams ----------------------------------------------------------------------------------
@@ -148,7 +152,10 @@ class SimulatedCuda:
 
     def is_pinned(self, tensor: Any) -> bool:
         """Whether the tensor is in pinned memory."""
-        return id(tensor.untyped_storage()) in self._pinned
+        storage = tensor.untyped_storage()
+        start = _native_address(storage) if self._registered else 0
+        is_registered = any(a <= start < a + n for a, n in self._registered.items())
+        return id(storage) in self._pinned or is_registered
 
     def stream(self, device: int | None) -> StreamKey:
         """Return the key of the calling thread's stream."""
@@ -185,16 +192,18 @@ class SimulatedCuda:
             weakref.finalize(storage, self._free, id(storage)).atexit = False
 
     def _allocate(self, storage: Any) -> None:
-        pool = self.capturing.pool_id if self.capturing is not None else None
+        nbytes, pool = storage.nbytes(), self._local.pool
+        pool = self.capturing.pool_id if self.capturing is not None else pool
         stream = self.current().cuda_stream
-        address = self._allocator.allocate(storage.nbytes(), stream, pool)
+        address = self._allocator.allocate(nbytes, stream, pool) if nbytes else 0
         self._addresses[id(storage)] = address
-        self._places[id(storage)] = _native_address(storage), storage.nbytes()
-        _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(address)
+        self._places[id(storage)] = _native_address(storage), nbytes
+        if address:
+            _gpu_trace.MemoryAllocationCallbacks.fire_callbacks(address)
 
     def _free(self, key: int) -> None:
         address = self._addresses.pop(key, None)
-        if self._places.pop(key, None) is not None and address is not None:
+        if self._places.pop(key, None) is not None and address:
             _gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
             self._allocator.free(address)
 
@@ -205,6 +214,27 @@ class SimulatedCuda:
             self._pinned.add(key)
             weakref.finalize(tensor.untyped_storage(), self._pinned.discard, key).atexit = False
         return tensor
+
+    def register(self, address: int, nbytes: int, flags: int = 0) -> int:
+        """Let memory of the host be pinned where it is."""
+        del flags
+        self._registered[address] = nbytes
+        return 0
+
+    def unregister(self, address: int) -> int:
+        """Undo ``register``."""
+        del self._registered[address]
+        return 0
+
+    @contextmanager
+    def allocating_from(self, pool: Any, device: Any = None) -> Iterator[None]:
+        """Let the calling thread allocate from a pool."""
+        del device
+        before, self._local.pool = self._local.pool, pool.id
+        try:
+            yield
+        finally:
+            self._local.pool = before
 
     def handed_over(self, tensor: Any) -> Any:
         """Let a tensor that another library made of device memory be where that is."""
@@ -222,8 +252,7 @@ class SimulatedCuda:
         place = self._places.get(id(storage))
         if place is not None and place[1] != storage.nbytes():
             self._free(id(storage))
-            if storage.nbytes():
-                self._allocate(storage)
+            self._allocate(storage)
 
     # --- ops --------------------------------------------------------------------------------------
 
@@ -247,7 +276,7 @@ class SimulatedCuda:
             return self.pin(args[0].clone())
         wanted = kwargs.get("device")
         device = on_device if wanted is None else torch.device(wanted).type == "cuda"
-        device |= wanted is not None and on_device and name.startswith("new_")
+        device |= on_device and name.startswith("new_") and not kwargs.get("pin_memory")
         is_fetched = name == "_to_copy" and on_device and kwargs.get("non_blocking")
         pins = not device and (kwargs.get("pin_memory") or is_fetched)
         kwargs = {**kwargs, "device": _HOST} if wanted is not None else kwargs
@@ -405,6 +434,7 @@ def _patch_values(patches: Patches, cuda: SimulatedCuda) -> None:
     """Let the host wait where it gets values of a tensor on the device, or be refused."""
     tensor = torch.Tensor
     native_numpy, native_list, native_repr = tensor.numpy, tensor.tolist, tensor.__repr__
+    native_reduce = tensor.__reduce_ex__
 
     def as_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
         if cuda.device_of(self) is not None:
@@ -420,9 +450,15 @@ def _patch_values(patches: Patches, cuda: SimulatedCuda) -> None:
     def as_list(self: Any) -> Any:
         return native_list(self.cpu() if cuda.device_of(self) is not None else self)
 
+    def reduced(self: Any, protocol: Any) -> Any:
+        if cuda.device_of(self) is not None:
+            self.cpu()
+        return native_reduce(self, protocol)
+
     patches.set(tensor, "numpy", as_numpy)
     patches.set(tensor, "tolist", as_list)
     patches.set(tensor, "__repr__", as_text)
+    patches.set(tensor, "__reduce_ex__", reduced)
 
 
 def _moving(native_to: Callable[..., Any]) -> Callable[..., Any]:

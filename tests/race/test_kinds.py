@@ -1,7 +1,13 @@
 """Programs of kinds that were once judged wrongly, each broken and mended, by the simulation."""
 
+import ctypes
+import hashlib
+import io
 import pickle
+import struct
+import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from operator import methodcaller
 
@@ -72,7 +78,36 @@ READS = {
     "a view of another type": lambda a: a.view(np.int32)[2],
     "torch.from_numpy": lambda a: torch.from_numpy(a).sum(),
     "torch.tensor": torch.tensor,
+    "torch.save": lambda a: torch.save(torch.from_numpy(a), io.BytesIO()),
+    "torch.frombuffer": lambda a: torch.frombuffer(a, dtype=torch.long).sum(),
+    "np.frombuffer": lambda a: np.frombuffer(a, np.int32)[2],
+    "np.from_dlpack": lambda a: np.from_dlpack(a)[2],
+    "np.from_dlpack of a tensor": lambda a: np.from_dlpack(torch.from_numpy(a))[2],
+    "as_strided": lambda a: np.lib.stride_tricks.as_strided(a, (4,), (16,)).sum(),
+    "as ids of another one": lambda a: a[::-1][np.asarray(a)[:1]],
+    "memoryview": lambda a: memoryview(a)[2],
+    "a part of a memoryview": lambda a: bytes(memoryview(a)[2:4]),
+    "a memoryview of bytes": lambda a: memoryview(a).cast("B")[3],
+    "a memoryview as a list": lambda a: memoryview(a).tolist(),
+    "data": lambda a: 3 in a.data,
+    "struct": lambda a: struct.unpack_from("q", a, 8),
+    "struct of a memoryview": lambda a: struct.unpack_from("q", a.data, 8),
+    "ctypes.string_at": lambda a: ctypes.string_at(a.ctypes.data, 8),
+    "ctypes.memmove": lambda a: ctypes.memmove(
+        ctypes.create_string_buffer(64), a.ctypes.data_as(ctypes.c_void_p), 64
+    ),
+    "an array by its address": lambda a: np.ctypeslib.as_array(
+        (ctypes.c_int64 * 8).from_address(a.ctypes.data)
+    ).sum(),
 }
+if sys.version_info >= (3, 12):  # before, no class of Python can say what buffer it has
+    READS |= {
+        "hashlib": hashlib.sha1,
+        "hashlib of a memoryview": lambda a: hashlib.sha1(a.data),
+        "BytesIO": lambda a: io.BytesIO().write(a),
+        "bytes.join": lambda a: b"".join([a]),
+        "struct.Struct": lambda a: struct.Struct("q").unpack_from(a),
+    }
 WRITES = {
     "setitem": lambda a: a.__setitem__(2, 1),
     "sort": lambda a: a.sort(),
@@ -91,6 +126,13 @@ WRITES = {
     "a view of another type": lambda a: a.view(np.int32).__setitem__(3, 1),
     "shuffle": lambda a: np.random.default_rng(0).shuffle(a),
     "torch.from_numpy": lambda a: torch.from_numpy(a).fill_(3),
+    "np.frombuffer": lambda a: np.frombuffer(a, np.int32).__setitem__(2, 66),
+    "memoryview": lambda a: memoryview(a).__setitem__(2, 77),
+    "a part of a memoryview": lambda a: a.data.cast("B").__setitem__(slice(4), b"abcd"),
+    "struct": lambda a: struct.pack_into("q", a, 8, 99),
+    "readinto": lambda a: io.BytesIO(b"x" * 64).readinto(a),
+    "ctypes.memset": lambda a: ctypes.memset(a.ctypes.data, 3, 64),
+    "ctypes.memmove": lambda a: ctypes.memmove(a.ctypes.data, b"x" * 64, 64),
 }
 
 
@@ -134,9 +176,12 @@ def test_views_are_made_before_the_wait(mended):
         views = array.reshape(2, 4).T, array.view(np.int32), array.ravel(), array[None, 2:]
         views += np.reshape(array, (2, 4)), np.flip(array), *np.split(array, 2)
         views += np.broadcast_to(array, Shape(2, 8)), np.zeros_like(array, shape=Shape(2, 4))
+        memory = memoryview(array), array.data[2:], memoryview(array).cast("B"), memoryview(b"12")
+        assert all(isinstance(m, memoryview) and len(m) == m.shape[0] for m in memory)
+        views += np.frombuffer(array, np.int64), np.from_dlpack(landing)
         if mended:
             settle()
-        sum(int(v.sum()) for v in views)
+        sum(int(v.sum()) for v in (*views, *map(np.asarray, memory)))
 
     verdict(program, mended)
 
@@ -178,11 +223,86 @@ def statistics_of_a_batch(mended):
         norm.running_mean.clone()
 
 
+def storage_that_is_emptied_and_filled_again(mended):
+    """Weights are gathered into a storage that is resized to nothing after their use."""
+    gather = torch.cuda.Stream()
+    weights = torch.empty(64, device=CUDA)
+    for _ in range(2):
+        weights.untyped_storage().resize_(0)
+        if mended:
+            gather.wait_stream(here())
+        with torch.cuda.stream(gather):
+            weights.untyped_storage().resize_(256)
+            weights.fill_(1)
+        here().wait_stream(gather)
+        weights.sum()
+
+
+def block_of_a_pool(mended):
+    """A freed block is given out again in its pool only."""
+    pool, side = torch.cuda.MemPool(), torch.cuda.Stream()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.ones(64, device=CUDA)
+    side.wait_stream(here())
+    with torch.cuda.stream(side):
+        x.mul(2)
+    del x
+    with nullcontext() if mended else torch.cuda.use_mem_pool(pool):
+        torch.zeros(64, device=CUDA)
+
+
+def registered_memory(mended):
+    """Pageable memory is pinned where it is, so that uploads read it later."""
+    runtime, host = torch.cuda.cudart(), torch.zeros(1024)
+    runtime.cudaHostRegister(host.data_ptr(), 4096, 0)
+    for step in range(2):
+        host.fill_(step)
+        kept = host.to(CUDA, non_blocking=True)
+        if mended:
+            settle()
+    runtime.cudaHostUnregister(host.data_ptr())
+    kept.sum()
+
+
+def any_accelerator(mended):
+    """A program that names no vendor."""
+    x = torch.zeros(8, device=CUDA)
+    side = torch.Stream(device="cuda")
+    torch.accelerator.synchronize()
+    with side:
+        x.add_(1)
+    if mended:
+        torch.accelerator.current_stream().wait_stream(side)
+    x.sum()
+
+
+def ops_that_wait(mended):
+    """The host has the answer of an op, so that what was queued before it is done."""
+    x, landing = torch.ones(8, device=CUDA), torch.zeros(8, pin_memory=True)
+    for op in (lambda: torch.allclose(x, x), lambda: torch.save(x, io.BytesIO())):
+        landing.copy_(x, non_blocking=True)
+        if mended:
+            op()
+        landing.sum()
+
+
+def made_pinned_from_a_tensor_of_the_device(mended):
+    landing = torch.ones(8, device=CUDA).new_zeros(8, device="cpu", pin_memory=True)
+    landing.copy_(torch.ones(8, device=CUDA), non_blocking=True)
+    if mended:
+        settle()
+    landing.sum()
+
+
 @pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
 @pytest.mark.parametrize(
     "program",
-    [part_by_dlpack, block_that_a_resize_leaves, statistics_of_a_batch],
+    [
+        part_by_dlpack, block_that_a_resize_leaves, statistics_of_a_batch,
+        storage_that_is_emptied_and_filled_again, block_of_a_pool, registered_memory,
+        any_accelerator, ops_that_wait, made_pinned_from_a_tensor_of_the_device,
+    ],
     ids=lambda p: p.__name__,
-)
+)  # fmt: skip
 def test_verdict(program, mended):
     verdict(program, mended)
