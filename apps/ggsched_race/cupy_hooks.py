@@ -13,10 +13,10 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final
 
-from ggsched_race.byte_runs import strided_runs
-from ggsched_race.foreign_array import ForeignArray
+from ggsched_race.foreign_array import ForeignArray, foreign_array
 from ggsched_race.patches import Patches
 from ggsched_race.pytorch import Recorder
+from ggsched_race.recording import LEGACY_HANDLES
 from ggsched_race.when_imported import Actions
 
 _IN_PLACE: Final = re.compile(
@@ -35,8 +35,6 @@ _UNTOUCHED: Final = frozenset(
 """Functions and methods that read and write no elements."""
 _OWNED: Final = ("PooledMemory", "Memory", "MemoryAsync", "ManagedMemory")
 """Classes of memory that CuPy has allocated itself, without what others have handed over."""
-_LEGACY: Final = (0, 1)
-"""Handles of the legacy default stream."""
 
 
 def cupy_actions(patches: Patches, recorder: Recorder) -> Actions:
@@ -80,7 +78,7 @@ class _Cupy:
         stream = self._cupy.cuda.get_current_stream() if stream is None else stream
         device = getattr(stream, "device_id", -1)
         device = self._cupy.cuda.runtime.getDevice() if device in (None, -1) else device
-        handle = 0 if stream.ptr in _LEGACY else stream.ptr
+        handle = 0 if stream.ptr in LEGACY_HANDLES else stream.ptr
         is_blocking = not getattr(stream, "is_non_blocking", True)
         return self._recorder.recording.stream((device, handle), is_blocking)
 
@@ -156,18 +154,14 @@ class _Cupy:
         """Return where an array of CuPy is; None of anything else."""
         if not isinstance(array, self._cupy.ndarray):
             return None
-        size = max(int(array.itemsize), 1)
-        strides = [abs(s) // size for s in array.strides]
-        back = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True) if s < 0)
         memory = array.data.mem
-        return ForeignArray(
-            array.data.ptr + (back if array.size else 0),
-            strided_runs(array.shape, strides, 0, size),
-            memory.ptr,
-            memory.size or array.nbytes,
+        return foreign_array(
+            array.data.ptr,
+            array.shape,
+            array.strides,
+            array.dtype,
+            (memory.ptr, memory.size),
             type(memory).__name__ in _OWNED,
-            tuple(array.shape),
-            str(array.dtype),
         )
 
     def _arrays(self, values: Sequence[Any]) -> Iterator[ForeignArray]:

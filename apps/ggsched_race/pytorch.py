@@ -17,16 +17,24 @@ from itertools import chain
 from types import FrameType
 from typing import Any, Final, Protocol, Self
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ggsched_race.blocks import Block, Blocks
 from ggsched_race.byte_runs import Run, Runs, strided_runs
 from ggsched_race.collectives import group_of
-from ggsched_race.foreign_array import ForeignArray
+from ggsched_race.foreign_array import ForeignArray, shared_array
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.host_threads import HostThreads
 from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
-from ggsched_race.recording import HOST, Bytes, Recording, RowChooser, StreamKey
+from ggsched_race.recording import (
+    HOST,
+    LEGACY_HANDLES,
+    Bytes,
+    Recording,
+    RowChooser,
+    StreamKey,
+)
 
 _runs: Final = lru_cache(1 << 14)(strided_runs)
 
@@ -250,6 +258,14 @@ class Recorder:
     def stream(self, device: int | None = None) -> int:
         """Return the actor of the calling thread's stream, on its device if none is given."""
         return self.recording.stream(self.platform.stream(device))
+
+    def actor_of(self, stream: Any) -> int:
+        """Return the actor of a stream: of PyTorch, with ``__cuda_stream__``, or a handle."""
+        if hasattr(stream, "cuda_stream"):
+            return self.recording.stream(self.platform.key_of(stream))
+        handle = stream if isinstance(stream, int) else stream.__cuda_stream__()[1]
+        device = self.platform.stream(None)[0]
+        return self.recording.stream((device, 0 if handle in LEGACY_HANDLES else handle))
 
     def _record(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         if op.kind == "record_stream":
@@ -551,7 +567,7 @@ class Recorder:
         """Record a kernel that is no op of the dispatcher, on the calling thread's stream.
 
         Args:
-            reads: Tensors, or arrays of other libraries.
+            reads: Tensors, arrays of other libraries, or objects with their interface.
             stream: The actor, if it is another one.
             engine: Name of what does it beside all streams; "" for the stream.
             is_possible: Whether it may touch only some bytes of its tensors.
@@ -565,7 +581,9 @@ class Recorder:
             actor = self.stream() if actor is None else actor
             work = _Work(self, actor, at, reads_host=True)
             for tensors, is_written in ((reads, False), (writes, True)):
-                for tensor in tensors:
+                for given in tensors:
+                    is_known = isinstance(given, torch.Tensor | ForeignArray)
+                    tensor = given if is_known else shared_array(given)
                     is_foreign = isinstance(tensor, ForeignArray)
                     if not is_foreign and self.platform.device_of(tensor) is None:
                         self._follow(tensor, at)

@@ -25,6 +25,8 @@ from ggsched.trace.schema import FORMAT
 from ggsched_race.call_sites import CallSites, Place, Stack, assigned_name
 
 HOST: Final = 0
+LEGACY_HANDLES: Final = (0, 1)
+"""Of the legacy default stream."""
 
 Bytes = tuple[int, int, int]
 """(memory, first byte, one past the last)."""

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from ggsched_race.pytorch import Recorder
 
 
-_under_way: Final = Lock()
-"""Held while this process is recorded."""
-
-
 class RecordedAlready(UsageError):
     """A part of a program is to be recorded that is recorded already."""
 
@@ -39,23 +35,73 @@ class Watched:
         self.report: RaceReport | None = None
         self._recorder: Recorder | None = None
 
+    @staticmethod
     def declare(
-        self, label: str, *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), engine: str = ""
+        label: str,
+        *,
+        reads: Sequence[Any] = (),
+        writes: Sequence[Any] = (),
+        engine: str = "",
+        stream: Any = None,
     ) -> None:
-        """Record what a kernel that is no op of PyTorch touches, right behind its launch.
+        """Do as the function ``declare``."""
+        declare(label, reads=reads, writes=writes, engine=engine, stream=stream)
 
-        Args:
-            label: Its name.
-            engine: Name of what does it beside all streams, such as an adapter of a network, one
-                thing after the other; "" is the calling thread's stream.
-        """
-        if self._recorder is not None:
-            self._recorder.launched(label, reads, writes, engine=engine)
+    @staticmethod
+    def engine_done(engine: str) -> None:
+        """Do as the function ``engine_done``."""
+        engine_done(engine)
 
-    def engine_done(self, engine: str) -> None:
-        """Record that the host has seen an engine end all that it has been given."""
-        if self._recorder is not None:
-            self._recorder.engine_done(engine)
+
+class _UnderWay:
+    """The recording of this process.
+
+    Attributes:
+        lock: Held meanwhile.
+        recorder: None where nothing is recorded.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.recorder: Recorder | None = None
+
+
+_under_way: Final = _UnderWay()
+
+
+def declare(
+    label: str,
+    *,
+    reads: Sequence[Any] = (),
+    writes: Sequence[Any] = (),
+    engine: str = "",
+    stream: Any = None,
+) -> None:
+    """Record what a kernel that is no op of PyTorch touches, right behind its launch.
+
+    Nothing is done where nothing is recorded, so that a program may keep its calls.
+
+    Args:
+        label: Its name.
+        reads: Tensors, or objects with ``__cuda_array_interface__``; so are ``writes``.
+        engine: Name of what does it beside all streams, such as an adapter of a network, one thing
+            after the other; "" is a stream.
+        stream: That of the launch: of PyTorch, an object with ``__cuda_stream__``, or a handle;
+            the calling thread's stream if not given.
+
+    Raises:
+        UsageError: what it touches is not memory of a device or a tensor.
+    """
+    recorder = _under_way.recorder
+    if recorder is not None:
+        actor = None if stream is None else recorder.actor_of(stream)
+        recorder.launched(label, reads, writes, engine=engine, stream=actor)
+
+
+def engine_done(engine: str) -> None:
+    """Record that the host has seen an engine end all that it has been given."""
+    if _under_way.recorder is not None:
+        _under_way.recorder.engine_done(engine)
 
 
 @contextmanager
@@ -75,13 +121,13 @@ def recorder_into(
         BackendUnavailable: PyTorch is missing, or there is no GPU and no simulation.
         RecordedAlready: another recording is under way.
     """
-    if not _under_way.acquire(blocking=False):
+    if not _under_way.lock.acquire(blocking=False):
         hint = "leave out this ggsched.watch(), or what records around it"
         raise RecordedAlready(
             "the program is recorded already", where=f"watch({name!r})", hint=hint
         )
     with ExitStack() as stack:
-        stack.callback(_under_way.release)
+        stack.callback(_under_way.lock.release)
         try:
             import torch
         except ImportError as error:
@@ -100,6 +146,8 @@ def recorder_into(
         platform = stack.enter_context(simulated()) if simulate else RealCuda()
         recorder = Recorder(recording, platform, rows, HostThreads(recording) if threads else None)
         stack.enter_context(recorded(recorder))
+        stack.callback(setattr, _under_way, "recorder", None)
+        _under_way.recorder = recorder
         yield recorder
 
 

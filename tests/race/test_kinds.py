@@ -16,7 +16,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in the extra 'torch'")
 
-from ggsched_race.watch import watch  # noqa: E402
+from ggsched.errors import UsageError  # noqa: E402
+from ggsched_race.foreign_array import shared_array  # noqa: E402
+from ggsched_race.watch import declare, watch  # noqa: E402
 
 CUDA = torch.device("cuda")
 Shape = namedtuple("Shape", "rows columns")
@@ -200,6 +202,25 @@ def part_by_dlpack(mended):
         part.mul(2)
 
 
+class Shared:
+    """An array of another library."""
+
+    def __init__(self, array, address):
+        facts = {"shape": array.shape, "typestr": "<f4", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = facts | {"strides": array.strides}
+
+
+def kernel_of_another_library(mended):
+    """A kernel on a part of a tensor, and on memory of its own, on a stream that is a handle."""
+    x = torch.arange(16.0, device=CUDA)
+    own, side = Shared(np.ones((2, 4), np.float32), 1 << 50), torch.cuda.Stream()
+    settle()
+    part = Shared(np.ones(16, np.float32)[11:3:-1], x[11].data_ptr())
+    declare("kernel", reads=[own], writes=[part], stream=side.cuda_stream)
+    x[: 4 if mended else 5].mul_(2)
+    declare("next kernel", writes=[own], stream=side)
+
+
 def block_that_a_resize_leaves(mended):
     """The block that a tensor had before it grew is given out while another stream reads it."""
     x = torch.ones(64, device=CUDA)
@@ -298,11 +319,30 @@ def made_pinned_from_a_tensor_of_the_device(mended):
 @pytest.mark.parametrize(
     "program",
     [
-        part_by_dlpack, block_that_a_resize_leaves, statistics_of_a_batch,
-        storage_that_is_emptied_and_filled_again, block_of_a_pool, registered_memory,
-        any_accelerator, ops_that_wait, made_pinned_from_a_tensor_of_the_device,
+        part_by_dlpack, kernel_of_another_library, block_that_a_resize_leaves,
+        statistics_of_a_batch, storage_that_is_emptied_and_filled_again, block_of_a_pool,
+        registered_memory, any_accelerator, ops_that_wait, made_pinned_from_a_tensor_of_the_device,
     ],
     ids=lambda p: p.__name__,
 )  # fmt: skip
 def test_verdict(program, mended):
     verdict(program, mended)
+
+
+@pytest.mark.parametrize("part", [np.s_[:], np.s_[::2], np.s_[::-1, 1:], np.s_[:0], np.s_[1]])
+def test_array_of_another_library_is_where_its_elements_are(part):
+    array = np.zeros((4, 6), np.float32)
+    view = array[part]
+    found = shared_array(Shared(view, 4096 + view.ctypes.data - array.ctypes.data))
+    touched = {
+        found.address - 4096 + b for start, end in found.runs.runs for b in range(start, end)
+    }
+    array.view(np.uint8)[...] = 0
+    view[...] = np.frombuffer(b"\1" * 4, np.float32)
+    assert touched == set(np.flatnonzero(array.view(np.uint8)))
+
+
+def test_what_is_no_array_of_a_device_cannot_be_declared():
+    with watch("declared", simulate=True), pytest.raises(UsageError, match="a list is declared"):
+        declare("kernel", reads=[[1, 2]])
+    declare("kernel", reads=[[1, 2]])  # nothing is recorded, and nothing is done

@@ -465,7 +465,7 @@ def test_a_report_says_where_the_search_stopped(pairs, is_cut_off):
 
 def test_a_second_recording_is_refused_while_one_is_under_way(capsys):
     with (
-        _under_way,
+        _under_way.lock,
         pytest.raises(RecordedAlready, match="is recorded already") as raised,
         watch("part", simulate=True),
     ):
