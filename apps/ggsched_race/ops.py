@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ggsched_race.byte_runs import MAX_RUNS, Runs, chosen_runs, indexed_starts
 
@@ -214,6 +215,21 @@ def tensors_in(value: Any) -> Sequence[Any]:
         elif isinstance(item, (list, tuple)):
             found += tensors_in(item)
     return found
+
+
+def dense(value: Any) -> Any:
+    """Return an argument or a result with what sparse tensors consist of in their place."""
+    if isinstance(value, (list, tuple)):
+        return [dense(v) for v in value]
+    if not isinstance(value, torch.Tensor) or value.layout == torch.strided:
+        return value
+    with _disable_current_modes():
+        if value.layout == torch.sparse_coo:
+            return [value._indices(), value._values()]
+        names = "crow_indices", "col_indices"
+        if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+            names = "ccol_indices", "row_indices"
+        return [*(getattr(value, name)() for name in names), value.values()]
 
 
 @cache

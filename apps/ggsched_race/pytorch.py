@@ -26,7 +26,17 @@ from ggsched_race.collectives import group_of
 from ggsched_race.foreign_array import ForeignArray, shared_array
 from ggsched_race.host_memory import HostMemory, TracedArray, array_runs
 from ggsched_race.host_threads import HostThreads
-from ggsched_race.ops import Chosen, Op, StoredView, Table, op_of, stored, table_of, tensors_in
+from ggsched_race.ops import (
+    Chosen,
+    Op,
+    StoredView,
+    Table,
+    dense,
+    op_of,
+    stored,
+    table_of,
+    tensors_in,
+)
 from ggsched_race.recording import (
     HOST,
     LEGACY_HANDLES,
@@ -176,8 +186,10 @@ class Recorder:
                             self._plain(op, args, kwargs, result)
                         else:
                             self._record(op, args, kwargs, result)
-            except Exception as error:  # the program goes on, whatever its tensors are
-                self.recording.notice(f"{op.label} is not recorded: {first_line(error)}")
+            except Exception:  # sparse tensors are recorded as those that they consist of
+                with self.attempting(op.label), self.recording.lock:
+                    named = {name: dense(value) for name, value in kwargs.items()}
+                    self._plain(op, dense(args), named, dense(result))
             return result
         finally:
             local.site = local.frame = None

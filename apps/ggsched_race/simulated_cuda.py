@@ -314,6 +314,7 @@ def device_functions(cuda: Device) -> Iterator[tuple[Any, str, Any]]:
     for name in ("is_available", "device_count"):
         yield torch.accelerator, name, _answering(answers[name])
     yield torch.accelerator, "current_accelerator", _answering(torch.device("cuda"))
+    yield torch.backends.cudnn, "is_acceptable", _answering(False)
     yield from ((native.streams, name, classes[name]) for name in ("Stream", "Event"))
     yield from ((torch, name, classes[name]) for name in ("Stream", "Event"))
     yield native.graphs, "CUDAGraph", SimulatedGraph

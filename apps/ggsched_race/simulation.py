@@ -19,7 +19,7 @@ from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ggsched_race.blocks import CachingAllocator
-from ggsched_race.ops import tensors_in
+from ggsched_race.ops import dense, tensors_in
 from ggsched_race.patches import Patches
 from ggsched_race.recording import StreamKey
 from ggsched_race.simulated_cuda import SimulatedGraph, SimulatedStream, device_functions
@@ -144,7 +144,11 @@ class SimulatedCuda:
 
     def device_of(self, tensor: Any) -> int | None:
         """Return the device of a tensor; None for the host."""
-        return 0 if id(tensor.untyped_storage()) in self._addresses else None
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse
+            storage = dense(tensor)[-1].untyped_storage()
+        return 0 if id(storage) in self._addresses else None
 
     def address(self, storage: Any) -> int:
         """Return the address of simulated device memory."""
@@ -152,6 +156,8 @@ class SimulatedCuda:
 
     def is_pinned(self, tensor: Any) -> bool:
         """Whether the tensor is in pinned memory."""
+        if tensor.layout != torch.strided:
+            return False
         storage = tensor.untyped_storage()
         start = _native_address(storage) if self._registered else 0
         is_registered = any(a <= start < a + n for a, n in self._registered.items())
@@ -268,7 +274,7 @@ class SimulatedCuda:
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op on tensors of the host; results are where those of CUDA would be."""
         name = func._schema.name.partition("::")[2]
-        inputs = [*tensors_in(args), *tensors_in(list(kwargs.values()))]
+        inputs = tensors_in(dense([*args, *kwargs.values()]))
         on_device = any(self.device_of(t) is not None for t in inputs)
         if name == "is_pinned":
             return self.is_pinned(args[0])
@@ -292,10 +298,9 @@ class SimulatedCuda:
         if func._schema.is_mutable:
             for tensor in inputs:
                 self.resized(tensor.untyped_storage())
-        made = [t for t in tensors_in(result) if all(t is not i for i in inputs)]
+        made = [t for t in tensors_in(dense([result])) if all(t is not i for i in inputs)]
         for tensor in made if device or pins else ():
-            if tensor.layout == torch.strided:
-                (self.put_on_device if device else self.pin)(tensor)
+            (self.put_on_device if device else self.pin)(tensor)
         if self.capturing is not None:
             self.capturing.collected(func, args, kwargs, result)
         self._note_forward()
@@ -309,7 +314,7 @@ class SimulatedCuda:
         """Remember the stream of what autograd has recorded last."""
         if torch._C._current_graph_task_id() < 0 and torch.is_grad_enabled():
             number = torch._C._autograd._get_sequence_nr() - 1
-            self._made_on[threading.get_ident(), number] = self.current()
+            self._made_on.setdefault((threading.get_ident(), number), self.current())
 
     def _waits(
         self, name: str, args: Sequence[Any], kwargs: dict[str, Any], on_device: bool, to: bool

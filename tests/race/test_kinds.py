@@ -244,6 +244,18 @@ def statistics_of_a_batch(mended):
         norm.running_mean.clone()
 
 
+def gradients_that_are_sparse(mended):
+    """Rows of an embedding are updated by a sparse gradient of another stream."""
+    table = torch.nn.Embedding(8, 4, sparse=True, device=CUDA)
+    side = torch.cuda.Stream()
+    settle()
+    with torch.cuda.stream(side):
+        table(torch.tensor([1, 2], device=CUDA)).sum().backward()
+        if not mended:
+            torch.optim.SparseAdam(table.parameters()).step()
+    table.weight.sum()
+
+
 def storage_that_is_emptied_and_filled_again(mended):
     """Weights are gathered into a storage that is resized to nothing after their use."""
     gather = torch.cuda.Stream()
@@ -321,7 +333,8 @@ def made_pinned_from_a_tensor_of_the_device(mended):
     [
         part_by_dlpack, kernel_of_another_library, block_that_a_resize_leaves,
         statistics_of_a_batch, storage_that_is_emptied_and_filled_again, block_of_a_pool,
-        registered_memory, any_accelerator, ops_that_wait, made_pinned_from_a_tensor_of_the_device,
+        gradients_that_are_sparse, registered_memory, any_accelerator, ops_that_wait,
+        made_pinned_from_a_tensor_of_the_device,
     ],
     ids=lambda p: p.__name__,
 )  # fmt: skip

@@ -88,11 +88,29 @@ def several_threads():
     assert sorted(done) == [0.0, 16.0, 32.0]
 
 
+def graphed_modules():
+    """Modules whose passes are graphs, one or the other by the value of the first one's result."""
+    x = torch.randn(4, 8, device="cuda")
+    h = torch.randn(4, 8, device="cuda", requires_grad=True)
+    first, *others = (
+        torch.cuda.make_graphed_callables(torch.nn.Linear(8, 8).cuda(), (sample,))
+        for sample in (x, h, h)
+    )
+    for _ in range(3):
+        found = first(torch.rand(4, 8, device="cuda"))
+        others[found.sum().item() > 0](found).sum().backward()
+
+
+def recurrent_net():
+    net = torch.nn.LSTM(8, 8, batch_first=True).to("cuda")
+    net(torch.randn(3, 5, 8, device="cuda"))[0].sum().backward()
+
+
 @pytest.mark.parametrize(
     "program",
     [
         offload_on_a_side_stream, graph_of_several_streams, backward_of_several_streams,
-        several_threads,
+        several_threads, graphed_modules, recurrent_net,
     ],
     ids=lambda p: p.__name__,
 )  # fmt: skip
