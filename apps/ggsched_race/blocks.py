@@ -143,6 +143,11 @@ class Blocks:
             block.whole = (block.memory, 0, block.nbytes)
         return block
 
+    def fresh(self, address: int) -> Block | None:
+        """Return the block at an address, if nobody has touched it."""
+        block = self._live.get(address)
+        return block if block is not None and block.is_fresh and block.memory < 0 else None
+
     def used_by(self, stream: int) -> Mapping[int, Block]:
         """Return by address the blocks of a stream that it has used: another use changes none."""
         return self._used.get(stream, {})

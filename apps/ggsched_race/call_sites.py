@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from linecache import getline
 from operator import is_
-from types import FrameType
-from typing import Any, Final, NamedTuple
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
 
-_DEPTH: Final = 2 * 48
+_DEPTHS: Final = range(48)
 _OWN: Final = os.path.dirname(__file__)
 _LIBRARIES: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")})
 _NAME: Final = re.compile(r"[A-Za-z_][\w.\[\]\"']*")
@@ -62,7 +62,7 @@ class CallSites:
     def __init__(self, added: Callable[[int, Stack, Place], None]) -> None:
         self._added = added
         self.outside: int | None = None
-        self._known: dict[tuple[int, ...], list[tuple[list[Any], int]]] = {}
+        self._known: dict[tuple[int, ...], list[tuple[list[CodeType], int]]] = {}
         self._stacks: dict[tuple[Stack, Place], int] = {}
 
     def here(self, first: FrameType | None = None) -> int:
@@ -76,15 +76,21 @@ class CallSites:
             first = first.f_back
         if first is None and self.outside is not None:
             return self.outside
-        calls = _codes_and_places(first)
+        codes: list[CodeType] = []
+        lasts: list[int] = []
+        for _ in _DEPTHS:
+            if first is None:
+                break
+            codes.append(first.f_code)
+            lasts.append(first.f_lasti)
+            first = first.f_back
         # To compare code by identity takes less than its hash, or a number for each; and equal code
         # may be of different files.
-        found = self._known.setdefault((*map(id, calls[:1]), *calls[1::2]), [])
-        codes = calls[::2]
+        found = self._known.setdefault(tuple(lasts), [])
         for known, number in found:
             if len(known) == len(codes) and all(map(is_, known, codes)):
                 return number
-        stack, new = _stack(calls), len(self._stacks)
+        stack, new = _stack(codes, lasts), len(self._stacks)
         number = self._stacks.setdefault(stack, new)
         found.append((codes, number))
         if number == new:
@@ -92,21 +98,10 @@ class CallSites:
         return number
 
 
-def _codes_and_places(frame: FrameType | None) -> list[Any]:
-    """Return the code and the instruction of each frame in turn, the innermost first."""
-    found: list[Any] = []
-    add = found.append
-    while frame is not None and len(found) < _DEPTH:
-        add(frame.f_code)
-        add(frame.f_lasti)
-        frame = frame.f_back
-    return found
-
-
-def _stack(calls: Sequence[Any]) -> tuple[Stack, Place]:
+def _stack(codes: Sequence[CodeType], lasts: Sequence[int]) -> tuple[Stack, Place]:
     """Return the program's frames, those of libraries if there are no others, and the place."""
     here, frames = os.getcwd() + os.sep, []
-    for code, last in zip(calls[::2], calls[1::2], strict=True):
+    for code, last in zip(codes, lasts, strict=True):
         line = next((n for a, b, n in code.co_lines() if a <= last < b and n), code.co_firstlineno)
         place: Place = next(islice(code.co_positions(), last // 2, None), (None,) * 4)
         frames.append((Frame(code.co_filename, line, code.co_qualname), place))

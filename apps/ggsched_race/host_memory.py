@@ -39,9 +39,14 @@ class _Source(NamedTuple):
 
 
 class HostMemory:
-    """Pinned memory that a device has accessed, and the sources of copies from it."""
+    """Pinned memory that a device has accessed, and the sources of copies from it.
+
+    Attributes:
+        is_empty: Whether nothing is followed.
+    """
 
     def __init__(self) -> None:
+        self.is_empty = True
         self._ranges: list[_Range] = []
         self._begins: dict[int, int] = {}
         self._sources: list[_Source] = []
@@ -50,6 +55,7 @@ class HostMemory:
         """Follow memory from now on."""
         insort(self._ranges, _Range(start, start + nbytes, memory))
         self._begins[memory] = start
+        self.is_empty = False
 
     def remove(self, memory: int) -> None:
         """Stop following memory that ends."""
@@ -59,13 +65,9 @@ class HostMemory:
             while self._ranges[k].memory != memory:
                 k += 1
             del self._ranges[k]
+            self.is_empty = not self._ranges
         if self._sources:
             self._sources = [s for s in self._sources if s.memory != memory]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is followed."""
-        return not self._ranges
 
     @property
     def has_sources(self) -> bool:

@@ -167,6 +167,8 @@ class Op(NamedTuple):
         is_aliasing: Whether a result may be an argument.
         waits_first: Whether the host waits inside, if it does, before it launches the work.
         training: Position of the flag without which nothing is written; below zero of none.
+        is_native: Whether it is one of PyTorch's own.
+        pins: Whether the result is in pinned memory.
     """
 
     label: str
@@ -178,6 +180,8 @@ class Op(NamedTuple):
     is_aliasing: bool = True
     waits_first: bool = False
     training: int = -1
+    is_native: bool = True
+    pins: bool = False
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
         """Return (position, tensor, whether it is written) of all tensors."""
@@ -217,19 +221,22 @@ def tensors_in(value: Any) -> Sequence[Any]:
     return found
 
 
-def dense(value: Any) -> Any:
-    """Return an argument or a result with what sparse tensors consist of in their place."""
-    if isinstance(value, (list, tuple)):
-        return [dense(v) for v in value]
-    if not isinstance(value, torch.Tensor) or value.layout == torch.strided:
-        return value
+def dense(tensors: Sequence[Any]) -> Sequence[Any]:
+    """Return tensors with what sparse ones consist of in their place."""
+    if {t.layout for t in tensors} <= {torch.strided}:
+        return tensors
+    found: list[Any] = []
     with _disable_current_modes():
-        if value.layout == torch.sparse_coo:
-            return [value._indices(), value._values()]
-        names = "crow_indices", "col_indices"
-        if value.layout in (torch.sparse_csc, torch.sparse_bsc):
-            names = "ccol_indices", "row_indices"
-        return [*(getattr(value, name)() for name in names), value.values()]
+        for t in tensors:
+            if t.layout == torch.strided:
+                found.append(t)
+            elif t.layout == torch.sparse_coo:
+                found += [t._indices(), t._values()]
+            else:
+                is_csr = t.layout in (torch.sparse_csr, torch.sparse_bsr)
+                names = ("crow", "col") if is_csr else ("ccol", "row")
+                found += [*(getattr(t, f"{name}_indices")() for name in names), t.values()]
+    return found
 
 
 @cache
@@ -265,6 +272,8 @@ def op_of(func: Any) -> Op:
         bool(aliases) or schema.is_mutable or not schema.name.startswith("aten::"),
         name in _WAITS_FIRST,
         names.index("training") if is_updating and not is_out and "training" in names else -1,
+        label.startswith("aten."),
+        label == "aten._pin_memory",
     )
 
 
@@ -273,7 +282,7 @@ def _collective(label: str, name: str, names: tuple[str, ...]) -> Op:
     receives, sends = name.startswith("recv"), name == "send"
     writes = tuple(n.startswith("output") or (n == "tensors" and not sends) for n in names)
     overwrites = receives or any(n.startswith("output") for n in names)
-    return Op(label, "collective", writes, names, overwrites, None)
+    return Op(label, "collective", writes, names, overwrites, None, is_native=False)
 
 
 class StoredView:

@@ -12,10 +12,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import chain
+from time import perf_counter
 from types import FrameType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,6 +106,22 @@ class _Local(threading.local):
     pool: object = None
 
 
+class _Given(NamedTuple):
+    """A block that the allocator has given out inside an op.
+
+    Attributes:
+        address: Its first byte.
+        stream: That of the call.
+        pool: What it is from.
+        thread: Which has called.
+    """
+
+    address: int
+    stream: StreamKey
+    pool: object
+    thread: int
+
+
 class Recorder:
     """Records ops.
 
@@ -124,7 +141,8 @@ class Recorder:
     ) -> None:
         self.recording, self.threads = recording, threads
         self.platform = platform
-        self._is_on, self._process = True, os.getpid()
+        self._is_on = True
+        os.register_at_fork(after_in_child=partial(_stop, weakref.ref(self)))
         self._rows = rows
         self._blocks = Blocks(self._add_block)
         self.host = HostMemory()
@@ -132,13 +150,13 @@ class Recorder:
         self._ops: dict[int, tuple[Any, Op]] = {}
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
-        self._freed: deque[int] = deque()
+        self._given: deque[int | _Given] = deque()
         self._unfollowed: deque[int] = deque()
 
     @property
     def is_enabled(self) -> bool:
         """Whether calls are recorded; those of a forked process are not."""
-        return self._is_on and os.getpid() == self._process
+        return self._is_on
 
     @property
     def is_inside(self) -> bool:
@@ -162,10 +180,12 @@ class Recorder:
         if known is None:  # the hash of an overload is a call of Python
             known = self._ops[id(func)] = func, op_of(func)
         op = known[1]
-        if op.kind == "view" or local.is_reading or not self.is_enabled:
+        if op.kind == "view" or local.is_reading or not self._is_on:
             return run(func, args, kwargs)
         self.platform.before_op()
-        outer = None if local.deferred is not None else self._begin_deferring()
+        outer = None
+        if local.deferred is None:
+            local.deferred, outer = [], perf_counter()
         local.site, local.frame = -1, sys._getframe(1)
         try:
             local.is_in_op = True
@@ -173,28 +193,46 @@ class Recorder:
                 result = run(func, args, kwargs)
             finally:
                 local.is_in_op = False
-            try:
-                if op.label == "aten._pin_memory" or kwargs.get("pin_memory"):
-                    self._pinned[result.untyped_storage().data_ptr()] = self._site()
-                if op.kind != "none":
-                    with self.recording.lock:
-                        if self._freed or self._unfollowed or self._blocks.has_gone:
-                            self.take_back()
-                        if op.waits_first and outer is not None:
-                            self._record_deferred(outer)
-                        if op.kind == "plain":
-                            self._plain(op, args, kwargs, result)
-                        else:
-                            self._record(op, args, kwargs, result)
-            except Exception:  # sparse tensors are recorded as those that they consist of
-                with self.attempting(op.label), self.recording.lock:
-                    named = {name: dense(value) for name, value in kwargs.items()}
-                    self._plain(op, dense(args), named, dense(result))
+            self._called(op, args, kwargs, result, outer)
             return result
         finally:
             local.site = local.frame = None
             if outer is not None:
-                self._end_deferring(outer)
+                if local.deferred:
+                    self._end_deferring(outer)
+                local.deferred = None
+
+    def _called(
+        self,
+        op: Op,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        result: Any,
+        start_s: float | None,
+    ) -> None:
+        """Record an op that was called.
+
+        Args:
+            start_s: When; None within another call.
+        """
+        try:
+            if op.pins or (kwargs and kwargs.get("pin_memory")):
+                self._pinned[result.untyped_storage().data_ptr()] = self._site()
+            if op.kind != "none" or self._given:
+                with self.recording.lock:
+                    if self._given or self._unfollowed or self._blocks.has_gone:
+                        self.take_back()
+                    if op.waits_first and start_s is not None:
+                        self._record_deferred(start_s)
+                    if op.kind == "plain":
+                        self._plain(op, args, kwargs, result)
+                    elif op.kind != "none":
+                        self._record(op, args, kwargs, result)
+        except Exception:  # sparse tensors are recorded as those that they consist of
+            with self.attempting(op.label), self.recording.lock:
+                given = [dense(tensors_in(value)) for value in args]
+                named = {name: dense(tensors_in(value)) for name, value in kwargs.items()}
+                self._plain(op, given, named, dense(tensors_in(result)))
 
     def _site(self) -> int:
         """Return the number of the calling stack; within an op it is found once."""
@@ -210,7 +248,7 @@ class Recorder:
         if self._local.deferred is not None:
             return None
         self._local.deferred = []
-        return self.recording.seconds()
+        return perf_counter()
 
     def _end_deferring(self, start_s: float | None) -> None:
         if start_s is None:
@@ -351,7 +389,7 @@ class Recorder:
             return
         actor = HOST if device is None else self.stream(device) if stream is None else stream
         chosen, chooser = self._chosen(op, args, actor) if op.chosen is not None else (None, None)
-        work = _Work(self, actor, self._site(), reads_host=not op.label.startswith("aten."))
+        work = _Work(self, actor, self._site(), reads_host=not op.is_native)
         blocks = self._blocks.used_by(actor)
         for i, tensor, is_written in found:
             runs = chosen if op.chosen is not None and i == op.chosen.table else None
@@ -365,8 +403,12 @@ class Recorder:
                 work.writes.append(block.whole)
             if is_read:
                 work.reads.append(block.whole)
-        touched = {m for m, _, _ in chain(work.reads, work.writes)} if outputs else None
+        touched: set[int] | None = None
         for tensor in outputs:
+            if device is not None and work.write_fresh(tensor):
+                continue
+            if touched is None:
+                touched = {m for m, _, _ in chain(work.reads, work.writes)}
             work.write(tensor, touched)
         work.emit(op.label, is_partial=chosen is not None and not chosen.is_exact, chooser=chooser)
 
@@ -521,14 +563,21 @@ class Recorder:
             nbytes: The length; 0 if it is not known yet.
         """
         local = self._local
-        if local.is_reading or not (local.is_in_op or self.is_enabled):
+        if local.is_reading or not self._is_on:
+            return
+        if local.is_in_op and stream is None:  # the op takes it over behind the call
+            key = self.platform.stream(None)
+            self._given.append(_Given(address, key, local.pool, threading.get_ident()))
             return
         with self.recording.lock:
             self.take_back()
-            pool = "another library" if stream is not None else self._local.pool
+            pool = "another library" if stream is not None else local.pool
             stream = self.stream() if stream is None else stream
-            pool = "graph" if self.recording.is_capturing(stream) else pool
-            self._blocks.allocated(address, stream, pool, self._site()).nbytes = nbytes
+            self._allocated(address, stream, pool, self._site()).nbytes = nbytes
+
+    def _allocated(self, address: int, stream: int, pool: object, site: int) -> Block:
+        pool = "graph" if self.recording.is_capturing(stream) else pool
+        return self._blocks.allocated(address, stream, pool, site)
 
     @contextmanager
     def allocating_from(self, pool: object) -> Iterator[None]:
@@ -542,12 +591,18 @@ class Recorder:
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""
         if self._is_on:  # the hook of another thread may stay
-            self._freed.append(address)
+            self._given.append(address)
 
     def take_back(self) -> None:
-        """Take back what was freed since the last record; of what is out of use say so."""
-        while self._freed:
-            block = self._blocks.freed(self._freed.popleft())
+        """Take over what was given out and freed since the last record; name what is out of use."""
+        while self._given:
+            given = self._given.popleft()
+            if isinstance(given, _Given):
+                site = self._site() if given.thread == threading.get_ident() else -1
+                stream = self.recording.stream(given.stream)
+                self._allocated(given.address, stream, given.pool, site)
+                continue
+            block = self._blocks.freed(given)
             if block is not None:
                 self.recording.memory_died(block.memory)
         while self._unfollowed:
@@ -717,6 +772,17 @@ class Recorder:
 class _Work:
     """The accesses of one op."""
 
+    __slots__ = (
+        "_actor",
+        "_at",
+        "_host_reads",
+        "_is_early",
+        "_recorder",
+        "_takes",
+        "reads",
+        "writes",
+    )
+
     def __init__(
         self, recorder: Recorder, actor: int, at: int, *, reads_host: bool = False
     ) -> None:
@@ -736,8 +802,9 @@ class _Work:
         if is_written:
             self.writes += spans
         if is_read:
-            has_host = self._is_early and spans and not self._recorder.host.is_empty
-            is_early = has_host and self._recorder.platform.device_of(tensor) is None
+            recorder = self._recorder
+            has_host = self._is_early and not recorder.host.is_empty
+            is_early = has_host and recorder.platform.device_of(tensor) is None
             (self._host_reads if is_early else self.reads).extend(spans)
 
     def read(self, tensor: Any) -> Self:
@@ -751,6 +818,20 @@ class _Work:
         self.writes += [s for s in spans if s[0] not in unless] if unless else spans
         self._takes += takes
         return self
+
+    def write_fresh(self, tensor: Any) -> bool:
+        """Add a write to a block that this op has allocated; return whether it is that."""
+        blocks = self._recorder._blocks
+        block = blocks.fresh(tensor.data_ptr())
+        if block is None or block.stream != self._actor or not tensor.is_contiguous():
+            return False
+        nbytes = tensor.untyped_storage().nbytes()
+        if nbytes != tensor.nbytes:
+            return False
+        blocks.at(block.address, nbytes, tensor)
+        self._takes += blocks.touch(block, self._actor, tensor)[1]
+        self.writes.append(block.whole)
+        return True
 
     def emit(
         self,
@@ -795,6 +876,13 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[misc]
         if types and any(_is_wrapper(t) for t in types):
             return NotImplemented
         return self._call(func, args, kwargs or {})
+
+
+def _stop(of: "weakref.ref[Recorder]") -> None:
+    """Record nothing in a forked process; what is called there stays, and holds no recorder."""
+    recorder = of()
+    if recorder is not None:
+        recorder._is_on = False
 
 
 def first_line(error: Exception) -> str:

@@ -132,10 +132,6 @@ class Recording:
 
     # --- the journal ------------------------------------------------------------------------------
 
-    def seconds(self) -> float:
-        """Return the seconds since the recording began."""
-        return perf_counter() - self._start
-
     def _write(self, entry: Any) -> None:
         if self.failure is None:
             line = self._encode(entry)  # a finalizer may write meanwhile
@@ -393,14 +389,14 @@ class Recording:
         """Record that the host has waited for an event, or for all that streams have so far.
 
         Args:
-            start_s: When it began to wait; until now.
+            start_s: When it began to wait, by ``perf_counter``; until now.
             is_inherent: Whether the wait is a part of an op, such as ``item()``.
         """
         entry: Entry = {"type": "sync", "actor": HOST, "at": at}
         if is_inherent:
             entry["is_inherent"] = True
         if start_s is not None:
-            entry |= {"start_s": start_s, "end_s": self.seconds()}
+            entry |= {"start_s": start_s - self._start, "end_s": perf_counter() - self._start}
         if event is not None:
             self._emit({**entry, "event": self._event(event)})
         if len(streams) > 1 and len(streams) == len(self._actors) - 1 and not self._capturing:

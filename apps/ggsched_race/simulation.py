@@ -147,7 +147,7 @@ class SimulatedCuda:
         try:
             storage = tensor.untyped_storage()
         except NotImplementedError:  # sparse
-            storage = dense(tensor)[-1].untyped_storage()
+            storage = dense([tensor])[-1].untyped_storage()
         return 0 if id(storage) in self._addresses else None
 
     def address(self, storage: Any) -> int:
@@ -274,7 +274,7 @@ class SimulatedCuda:
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an op on tensors of the host; results are where those of CUDA would be."""
         name = func._schema.name.partition("::")[2]
-        inputs = tensors_in(dense([*args, *kwargs.values()]))
+        inputs = dense(tensors_in([*args, *kwargs.values()]))
         on_device = any(self.device_of(t) is not None for t in inputs)
         if name == "is_pinned":
             return self.is_pinned(args[0])
@@ -298,7 +298,7 @@ class SimulatedCuda:
         if func._schema.is_mutable:
             for tensor in inputs:
                 self.resized(tensor.untyped_storage())
-        made = [t for t in tensors_in(dense([result])) if all(t is not i for i in inputs)]
+        made = [t for t in dense(tensors_in(result)) if all(t is not i for i in inputs)]
         for tensor in made if device or pins else ():
             (self.put_on_device if device else self.pin)(tensor)
         if self.capturing is not None:

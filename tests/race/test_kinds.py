@@ -327,17 +327,16 @@ def made_pinned_from_a_tensor_of_the_device(mended):
     landing.sum()
 
 
-@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
-@pytest.mark.parametrize(
-    "program",
-    [
-        part_by_dlpack, kernel_of_another_library, block_that_a_resize_leaves,
-        statistics_of_a_batch, storage_that_is_emptied_and_filled_again, block_of_a_pool,
-        gradients_that_are_sparse, registered_memory, any_accelerator, ops_that_wait,
-        made_pinned_from_a_tensor_of_the_device,
-    ],
-    ids=lambda p: p.__name__,
+PROGRAMS = (
+    part_by_dlpack, kernel_of_another_library, block_that_a_resize_leaves,
+    statistics_of_a_batch, storage_that_is_emptied_and_filled_again, block_of_a_pool,
+    gradients_that_are_sparse, registered_memory, any_accelerator, ops_that_wait,
+    made_pinned_from_a_tensor_of_the_device,
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("mended", [False, True], ids=["broken", "mended"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_verdict(program, mended):
     verdict(program, mended)
 
