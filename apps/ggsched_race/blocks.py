@@ -170,7 +170,7 @@ class Blocks:
             part = _FreedPart(address, address + block.nbytes, self._serial, block)
             insort(self._freed_parts, part)
             block.parts = 1
-            if block.hazards() and block.stream is not None:
+            if block.shadows and block.hazards() and block.stream is not None:
                 block.is_candidate = True
                 candidates = self._candidates.setdefault(block.pool_key, [])
                 candidates.append(block)
@@ -209,7 +209,7 @@ class Blocks:
     def _takes_one_of(self, block: Block, stream: int) -> bool:
         """Take a block that is the same memory, as mostly, if only this stream has used it."""
         parts = self._freed_parts
-        if self._candidates.get(block.pool_key):
+        if self._candidates and self._candidates.get(block.pool_key):
             return False
         if not parts:
             return True

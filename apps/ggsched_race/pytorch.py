@@ -374,7 +374,8 @@ class Recorder:
         Args:
             stream: Where it runs, if not on the calling thread's stream.
         """
-        found, outputs = op.arguments(args, kwargs), tensors_in(result)
+        found = op.arguments(args, kwargs)
+        outputs = (result,) if isinstance(result, torch.Tensor) else tensors_in(result)
         if found and outputs and op.is_aliasing:
             inputs = {id(t) for _, t, _ in found}
             outputs = [t for t in outputs if id(t) not in inputs]
@@ -389,7 +390,9 @@ class Recorder:
             return
         actor = HOST if device is None else self.stream(device) if stream is None else stream
         chosen, chooser = self._chosen(op, args, actor) if op.chosen is not None else (None, None)
-        work = _Work(self, actor, self._site(), reads_host=not op.is_native)
+        at = self._local.site
+        at = self._site() if at is None or at < 0 else at
+        work = _Work(self, actor, at, reads_host=not op.is_native)
         blocks = self._blocks.used_by(actor)
         for i, tensor, is_written in found:
             runs = chosen if op.chosen is not None and i == op.chosen.table else None

@@ -282,12 +282,15 @@ class Recording:
     def memory_gone(self, memory: int) -> None:
         """Say that no later record touches a memory object, if that is so."""
         graphs = (*self._graphs.values(), *self._capturing.values()) if self._graphs else ()
-        if memory not in self._pooled and not any(memory in g.memories for g in graphs):
+        is_kept = memory in self._pooled or (graphs and any(memory in g.memories for g in graphs))
+        if not is_kept:
             self._hold(b'{"gone":%d}' % memory)
 
     def memory_died(self, memory: int) -> None:
         """Note that the program has let go of a memory object."""
-        if memory not in self._pooled and any(memory in g.memories for g in self._graphs.values()):
+        if not self._graphs or memory in self._pooled:
+            return
+        if any(memory in g.memories for g in self._graphs.values()):
             self._dead.add(memory)
 
     def work(
@@ -338,7 +341,10 @@ class Recording:
             entry["views"] = views
         if is_possible:
             entry["is_possible"] = True
-        self._emit(entry, chooser)
+        if self._capturing or self.thread_actor is not None:
+            self._emit(entry, chooser)
+        else:
+            self._write(entry)
 
     # --- events and waits -------------------------------------------------------------------------
 
