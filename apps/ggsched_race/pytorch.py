@@ -198,9 +198,7 @@ class Recorder:
         finally:
             local.site = local.frame = None
             if outer is not None:
-                if local.deferred:
-                    self._end_deferring(outer)
-                local.deferred = None
+                self._end_deferring(outer)
 
     def _called(
         self,
@@ -243,16 +241,7 @@ class Recorder:
             local.site = self.recording.sites.here(local.frame)
         return local.site
 
-    def _begin_deferring(self) -> float | None:
-        """Return when deferring began; None where it is under way already."""
-        if self._local.deferred is not None:
-            return None
-        self._local.deferred = []
-        return perf_counter()
-
-    def _end_deferring(self, start_s: float | None) -> None:
-        if start_s is None:
-            return
+    def _end_deferring(self, start_s: float) -> None:
         if self._local.deferred:
             with self.recording.lock:
                 self._record_deferred(start_s)
@@ -266,7 +255,10 @@ class Recorder:
     @contextmanager
     def deferring(self) -> Iterator[None]:
         """Let records that are made inside follow what is recorded inside, with the time taken."""
-        start_s = self._begin_deferring()
+        if self._local.deferred is not None:  # within another call
+            yield
+            return
+        self._local.deferred, start_s = [], perf_counter()
         try:
             yield
         finally:

@@ -22,37 +22,6 @@ class RecordedAlready(UsageError):
     """A part of a program is to be recorded that is recorded already."""
 
 
-class Watched:
-    """What was recorded.
-
-    Attributes:
-        trace: The trace in lines; empty until the recording is over.
-        report: What is wrong, as soon as the recording is over.
-    """
-
-    def __init__(self) -> None:
-        self.trace = b""
-        self.report: RaceReport | None = None
-        self._recorder: Recorder | None = None
-
-    @staticmethod
-    def declare(
-        label: str,
-        *,
-        reads: Sequence[Any] = (),
-        writes: Sequence[Any] = (),
-        engine: str = "",
-        stream: Any = None,
-    ) -> None:
-        """Do as the function ``declare``."""
-        declare(label, reads=reads, writes=writes, engine=engine, stream=stream)
-
-    @staticmethod
-    def engine_done(engine: str) -> None:
-        """Do as the function ``engine_done``."""
-        engine_done(engine)
-
-
 class _UnderWay:
     """The recording of this process.
 
@@ -102,6 +71,23 @@ def engine_done(engine: str) -> None:
     """Record that the host has seen an engine end all that it has been given."""
     if _under_way.recorder is not None:
         _under_way.recorder.engine_done(engine)
+
+
+class Watched:
+    """What was recorded.
+
+    Attributes:
+        trace: The trace in lines; empty until the recording is over.
+        report: What is wrong, as soon as the recording is over.
+    """
+
+    def __init__(self) -> None:
+        self.trace = b""
+        self.report: RaceReport | None = None
+        self._recorder: Recorder | None = None
+
+    declare = staticmethod(declare)
+    engine_done = staticmethod(engine_done)
 
 
 @contextmanager
