@@ -16,7 +16,7 @@ from functools import cache, lru_cache, partial
 from itertools import chain
 from time import perf_counter
 from types import FrameType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -106,22 +106,6 @@ class _Local(threading.local):
     pool: object = None
 
 
-class _Given(NamedTuple):
-    """A block that the allocator has given out inside an op.
-
-    Attributes:
-        address: Its first byte.
-        stream: That of the call.
-        pool: What it is from.
-        thread: Which has called.
-    """
-
-    address: int
-    stream: StreamKey
-    pool: object
-    thread: int
-
-
 class Recorder:
     """Records ops.
 
@@ -150,7 +134,8 @@ class Recorder:
         self._ops: dict[int, tuple[Any, Op]] = {}
         self._pinned: dict[int, int] = {}
         self._views: list[Any] = []
-        self._given: deque[int | _Given] = deque()
+        self._given: deque[int | tuple[int, StreamKey, object, int]] = deque()
+        """Addresses that were freed; and of those given out also stream, pool and thread."""
         self._unfollowed: deque[int] = deque()
 
     @property
@@ -562,7 +547,7 @@ class Recorder:
             return
         if local.is_in_op and stream is None:  # the op takes it over behind the call
             key = self.platform.stream(None)
-            self._given.append(_Given(address, key, local.pool, threading.get_ident()))
+            self._given.append((address, key, local.pool, threading.get_ident()))
             return
         with self.recording.lock:
             self.take_back()
@@ -592,10 +577,10 @@ class Recorder:
         """Take over what was given out and freed since the last record; name what is out of use."""
         while self._given:
             given = self._given.popleft()
-            if isinstance(given, _Given):
-                site = self._site() if given.thread == threading.get_ident() else -1
-                stream = self.recording.stream(given.stream)
-                self._allocated(given.address, stream, given.pool, site)
+            if isinstance(given, tuple):
+                address, key, pool, thread = given
+                site = self._site() if thread == threading.get_ident() else -1
+                self._allocated(address, self.recording.stream(key), pool, site)
                 continue
             block = self._blocks.freed(given)
             if block is not None:
