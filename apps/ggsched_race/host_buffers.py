@@ -111,6 +111,10 @@ class TracedMemory(np.ndarray[Any, Any]):
         reports_buffer(self.touched, flags)
         return self.memory.__buffer__(flags)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        arrays = (x._traced() if isinstance(x, TracedMemory) else x for x in inputs)
+        return getattr(ufunc, method)(*arrays, **kwargs)
+
     def __enter__(self) -> "TracedMemory":
         return self
 
@@ -132,10 +136,10 @@ def _forwarded(name: str) -> Any:
     if not callable(getattr(_memoryview, name)):
         return property(lambda self: getattr(self.memory, name))
 
-    def call(self: TracedMemory, *args: Any) -> Any:
+    def call(self: TracedMemory, *args: Any, **kwargs: Any) -> Any:
         if name not in ("cast", "toreadonly", "release", "__len__", "__repr__"):
             self.touched(f"memoryview {name.strip('_')}")
-        found = getattr(self.memory, name)(*args)
+        found = getattr(self.memory, name)(*args, **kwargs)
         return _traced_memory(found, self.accessed) if isinstance(found, _memoryview) else found
 
     return call

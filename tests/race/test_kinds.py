@@ -188,6 +188,32 @@ def test_views_are_made_before_the_wait(mended):
     verdict(program, mended)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        len, list, bytes, bytearray, bool, hash, sum, lambda m: m[2], lambda m: m[-3:].tolist(),
+        lambda m: (m.format, m.shape, m.strides, m.nbytes, m.readonly, m.contiguous, m.suboffsets),
+        lambda m: m.cast("B").cast("i", shape=[4, 4])[1, 2], lambda m: m.toreadonly().readonly,
+        lambda m: (m == m, m != b"x", 3 in m, m[::2].tolist(), m.hex(), list(reversed(m))),
+        lambda m: (m.__setitem__(slice(2), m[4:6]), m.tolist()), lambda m: m[99], lambda m: m["x"],
+        lambda m: bytearray(m[:1]), lambda m: np.asarray(m).dtype, lambda m: np.add(m, 1).tolist(),
+        lambda m: memoryview(m).tolist(), lambda m: isinstance(m, memoryview),
+    ],
+)  # fmt: skip
+def test_memoryview_of_pinned_memory_is_as_any_other(use):
+    def used(view):
+        with view as memory:
+            try:
+                return use(memory)
+            except Exception as error:
+                return repr(error)
+
+    plain = used(memoryview(np.arange(8)))
+    with watch("memory", simulate=True):
+        pinned = used(memoryview(torch.arange(8).pin_memory().numpy()))
+    assert pinned == plain
+
+
 # --- memory and ops -------------------------------------------------------------------------------
 
 
