@@ -125,8 +125,8 @@ class Blocks:
         return block
 
     def _not_used(self, block: Block) -> None:
-        if block.stream in block.uses and block.stream is not None:
-            del self._used[block.stream][block.address]
+        for stream in block.uses if block.stream is None else block.uses & {block.stream}:
+            del self._used[stream][block.address]
 
     def at(self, address: int, nbytes: int, tensor: Any = None) -> Block:
         """Return the block that memory is, or is a part of; one that was not seen is new."""
@@ -149,7 +149,10 @@ class Blocks:
         return block if block is not None and block.is_fresh and block.memory < 0 else None
 
     def used_by(self, stream: int) -> Mapping[int, Block]:
-        """Return by address the blocks of a stream that it has used: another use changes none."""
+        """Return by address the blocks that a stream has used, and of which no other is known.
+
+        Another use of these changes nothing.
+        """
         return self._used.get(stream, {})
 
     def _around(self, address: int, nbytes: int) -> Block | None:
@@ -198,9 +201,8 @@ class Blocks:
             if not self._takes_one_of(block, stream):
                 takes = list(self._taken(block, stream))
         block.uses.add(stream)
-        if stream == block.stream:
-            self._used.setdefault(stream, {})[block.address] = block
         if block.stream is None or stream == block.stream:
+            self._used.setdefault(stream, {})[block.address] = block
             return None, takes
         if stream not in block.shadows:
             block.shadows[stream] = self._add_memory(block, tensor, True)

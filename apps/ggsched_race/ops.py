@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ggsched_race.byte_runs import MAX_RUNS, Runs, chosen_runs, indexed_starts
 
+_TENSORS: Final = {torch.Tensor, torch.nn.Parameter}
 Kind = Literal[
     "none", "view", "plain", "copy", "to_copy", "record_stream", "collective", "copied_collective"
 ]
@@ -183,26 +184,23 @@ class Op(NamedTuple):
     is_native: bool = True
     pins: bool = False
 
-    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, Any, bool]]:
-        """Return (position, tensor, whether it is written) of all tensors."""
-        found, writes, i = [], self.writes, 0
+    def arguments(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[int, Sequence[Any], bool]]:
+        """Return (position, tensors, whether they are written) of all arguments with tensors."""
+        found: list[tuple[int, Sequence[Any], bool]] = []
+        writes = self.writes
         if 0 <= self.training < len(args) and not args[self.training]:
             writes = (False,) * len(writes)
-        for value in args:
+        for i, value in enumerate(args):
             if isinstance(value, torch.Tensor):
-                found.append((i, value, writes[i]))
-            elif isinstance(value, (list, tuple)):
-                is_written = writes[i]
-                for item in value:
-                    if isinstance(item, torch.Tensor):
-                        found.append((i, item, is_written))
-                    elif item is not None:
-                        found += [(i, t, is_written) for t in tensors_in(item)]
-            i += 1  # noqa: SIM113  # at every op
+                found.append((i, (value,), writes[i]))
+            elif isinstance(value, (list, tuple)) and (tensors := tensors_in(value)):
+                found.append((i, tensors, writes[i]))
         for name, value in kwargs.items():
             if isinstance(value, (torch.Tensor, list, tuple)) and name in self.names:
                 i = self.names.index(name)
-                found += [(i, t, writes[i]) for t in tensors_in(value)]
+                found.append((i, tensors_in(value), writes[i]))
         return found
 
 
@@ -212,6 +210,8 @@ def tensors_in(value: Any) -> Sequence[Any]:
         return (value,)
     if not isinstance(value, (list, tuple)):
         return ()
+    if set(map(type, value)) <= _TENSORS:
+        return value
     found: list[Any] = []
     for item in value:
         if isinstance(item, torch.Tensor):

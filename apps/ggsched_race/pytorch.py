@@ -114,6 +114,12 @@ class Recorder:
         platform: CUDA, or what stands for it.
         rows: Whether to read ids, so that the rows that they choose are known.
         threads: How threads of the host hand over; None where they are one actor.
+
+    Attributes:
+        is_enabled: Whether calls are recorded; those of a forked process are not.
+        blocks: Blocks of the allocator.
+        host: Pinned memory.
+        pointer: Returns the address of a tensor's first element.
     """
 
     def __init__(
@@ -125,10 +131,10 @@ class Recorder:
     ) -> None:
         self.recording, self.threads = recording, threads
         self.platform = platform
-        self._is_on = True
+        self.is_enabled = True
         os.register_at_fork(after_in_child=partial(_stop, weakref.ref(self)))
-        self._rows = rows
-        self._blocks = Blocks(self._add_block)
+        self._rows, self.pointer = rows, torch.Tensor.data_ptr
+        self.blocks = Blocks(self._add_block)
         self.host = HostMemory()
         self._local = _Local()
         self._ops: dict[int, tuple[Any, Op]] = {}
@@ -137,11 +143,6 @@ class Recorder:
         self._given: deque[int | tuple[int, StreamKey, object, int]] = deque()
         """Addresses that were freed; and of those given out also stream, pool and thread."""
         self._unfollowed: deque[int] = deque()
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether calls are recorded; those of a forked process are not."""
-        return self._is_on
 
     @property
     def is_inside(self) -> bool:
@@ -153,7 +154,7 @@ class Recorder:
         if self.is_enabled:
             with self.recording.lock:
                 self._notice_changes(self.recording.sites.here())
-        self._is_on = False
+        self.is_enabled = False
         if self.threads is not None:
             self.threads.stop()
 
@@ -165,7 +166,7 @@ class Recorder:
         if known is None:  # the hash of an overload is a call of Python
             known = self._ops[id(func)] = func, op_of(func)
         op = known[1]
-        if op.kind == "view" or local.is_reading or not self._is_on:
+        if op.kind == "view" or local.is_reading or not self.is_enabled:
             return run(func, args, kwargs)
         self.platform.before_op()
         outer = None
@@ -203,7 +204,7 @@ class Recorder:
                 self._pinned[result.untyped_storage().data_ptr()] = self._site()
             if op.kind != "none" or self._given:
                 with self.recording.lock:
-                    if self._given or self._unfollowed or self._blocks.has_gone:
+                    if self._given or self._unfollowed or self.blocks.has_gone:
                         self.take_back()
                     if op.waits_first and start_s is not None:
                         self._record_deferred(start_s)
@@ -336,7 +337,7 @@ class Recorder:
         name = op.label.partition(".")[2]
         if group is not None and not name.startswith(("send", "recv")):
             found = op.arguments(args, kwargs)
-            self.recording.collective(*group, name, sum(t.nbytes for _, t, _ in found))
+            self.recording.collective(*group, name, sum(t.nbytes for _, ts, _ in found for t in ts))
 
     def _plain(
         self,
@@ -354,15 +355,13 @@ class Recorder:
         found = op.arguments(args, kwargs)
         outputs = (result,) if isinstance(result, torch.Tensor) else tensors_in(result)
         if found and outputs and op.is_aliasing:
-            inputs = {id(t) for _, t, _ in found}
+            inputs = {id(t) for _, tensors, _ in found for t in tensors}
             outputs = [t for t in outputs if id(t) not in inputs]
         device, device_of = None, self.platform.device_of
-        for _, tensor, _ in found:
+        for tensor in chain.from_iterable((*(tensors for _, tensors, _ in found), outputs)):
             device = device_of(tensor)
             if device is not None:
                 break
-        else:
-            device = next((d for d in map(device_of, outputs) if d is not None), None)
         if device is None and self.host.is_empty:
             return
         actor = HOST if device is None else self.stream(device) if stream is None else stream
@@ -370,19 +369,7 @@ class Recorder:
         at = self._local.site
         at = self._site() if at is None or at < 0 else at
         work = _Work(self, actor, at, reads_host=not op.is_native)
-        blocks = self._blocks.used_by(actor)
-        for i, tensor, is_written in found:
-            runs = chosen if op.chosen is not None and i == op.chosen.table else None
-            is_read = not is_written or not op.overwrites
-            block = None if runs else blocks.get(tensor.data_ptr())
-            # Mostly it is all of a block that its stream has used; nothing else is to be noted.
-            if block is None or block.nbytes != tensor.nbytes or not tensor.is_contiguous():
-                work.touch(tensor, runs, is_read, is_written)
-                continue
-            if is_written:
-                work.writes.append(block.whole)
-            if is_read:
-                work.reads.append(block.whole)
+        work.touch_arguments(found, op, chosen)
         touched: set[int] | None = None
         for tensor in outputs:
             if device is not None and work.write_fresh(tensor):
@@ -456,7 +443,7 @@ class Recorder:
         """
         if isinstance(tensor, ForeignArray):
             self.share_blocks()
-            block = self._blocks.at(tensor.base, tensor.nbytes, tensor)
+            block = self.blocks.at(tensor.base, tensor.nbytes, tensor)
             start = tensor.address - block.address
             return self._spans(
                 block, actor, tensor, [(a + start, b + start) for a, b in tensor.runs.runs]
@@ -468,12 +455,12 @@ class Recorder:
         if runs is None and tensor.nbytes == nbytes and tensor.is_contiguous():
             if not nbytes:
                 return (), ()
-            block = self._blocks.at(address, nbytes, tensor)
+            block = self.blocks.at(address, nbytes, tensor)
             if address == block.address and nbytes == block.nbytes:
                 return self._spans(block, actor, tensor, ((0, nbytes),))
         elif not tensor.numel():
             return (), ()
-        block = self._blocks.at(address, nbytes, tensor)
+        block = self.blocks.at(address, nbytes, tensor)
         strides, offset = tensor.stride(), tensor.storage_offset()
         spans = (runs or _runs(tensor.shape, strides, offset, tensor.element_size())).runs
         shift = address - block.address
@@ -494,7 +481,7 @@ class Recorder:
     def _spans(
         self, block: Block, actor: int, tensor: Any, runs: Sequence[Run]
     ) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
-        shadow, takes = self._blocks.touch(block, actor, tensor)
+        shadow, takes = self.blocks.touch(block, actor, tensor)
         spans = [(block.memory, a, b) for a, b in runs]
         if shadow is not None:
             spans += [(shadow, a, b) for a, b in runs]
@@ -502,7 +489,7 @@ class Recorder:
 
     def share_blocks(self) -> None:
         """Let addresses that no allocator has given be parts of blocks: of another library."""
-        self._blocks.are_shared = True
+        self.blocks.are_shared = True
 
     def views(self) -> Sequence[Any]:
         """Return the views since the last call: memory, shape and type, strides, offset."""
@@ -543,7 +530,7 @@ class Recorder:
             nbytes: The length; 0 if it is not known yet.
         """
         local = self._local
-        if local.is_reading or not self._is_on:
+        if local.is_reading or not self.is_enabled:
             return
         if local.is_in_op and stream is None:  # the op takes it over behind the call
             key = self.platform.stream(None)
@@ -557,7 +544,7 @@ class Recorder:
 
     def _allocated(self, address: int, stream: int, pool: object, site: int) -> Block:
         pool = "graph" if self.recording.is_capturing(stream) else pool
-        return self._blocks.allocated(address, stream, pool, site)
+        return self.blocks.allocated(address, stream, pool, site)
 
     @contextmanager
     def allocating_from(self, pool: object) -> Iterator[None]:
@@ -570,7 +557,7 @@ class Recorder:
 
     def freed(self, address: int) -> None:
         """Note that the caching allocator has got an address back; at any point of a record."""
-        if self._is_on:  # the hook of another thread may stay
+        if self.is_enabled:  # the hook of another thread may stay
             self._given.append(address)
 
     def take_back(self) -> None:
@@ -582,13 +569,13 @@ class Recorder:
                 site = self._site() if thread == threading.get_ident() else -1
                 self._allocated(address, self.recording.stream(key), pool, site)
                 continue
-            block = self._blocks.freed(given)
+            block = self.blocks.freed(given)
             if block is not None:
                 self.recording.memory_died(block.memory)
         while self._unfollowed:
             self.recording.memory_gone(self._unfollowed.popleft())
-        if self._blocks.has_gone:
-            for memory in self._blocks.gone():
+        if self.blocks.has_gone:
+            for memory in self.blocks.gone():
                 self.recording.memory_gone(memory)
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
@@ -598,7 +585,7 @@ class Recorder:
         with self.recording.lock:
             self.take_back()
             storage = tensor.untyped_storage()
-            block = self._blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
+            block = self.blocks.at(self.platform.address(storage), storage.nbytes(), tensor)
             block.recorded.add(self.recording.stream(self.platform.key_of(stream)))
 
     def launched(
@@ -787,6 +774,26 @@ class _Work:
             is_early = has_host and recorder.platform.device_of(tensor) is None
             (self._host_reads if is_early else self.reads).extend(spans)
 
+    def touch_arguments(
+        self, found: Sequence[tuple[int, Sequence[Any], bool]], op: Op, chosen: Runs | None
+    ) -> None:
+        """Add the accesses of an op to its arguments, to a table only the rows that are chosen."""
+        pointer, block_at = self._recorder.pointer, self._recorder.blocks.used_by(self._actor).get
+        reads, writes, overwrites = self.reads.append, self.writes.append, op.overwrites
+        table = -1 if chosen is None or op.chosen is None else op.chosen.table
+        for i, tensors, is_written in found:
+            is_read = not is_written or not overwrites
+            for tensor in tensors:
+                block = None if i == table else block_at(pointer(tensor))
+                # Mostly it is all of a block that its stream has used; nothing else is to be noted.
+                if block is None or block.nbytes != tensor.nbytes or not tensor.is_contiguous():
+                    self.touch(tensor, chosen if i == table else None, is_read, is_written)
+                    continue
+                if is_written:
+                    writes(block.whole)
+                if is_read:
+                    reads(block.whole)
+
     def read(self, tensor: Any) -> Self:
         """Add a read."""
         self.touch(tensor, None, True, False)
@@ -801,7 +808,7 @@ class _Work:
 
     def write_fresh(self, tensor: Any) -> bool:
         """Add a write to a block that this op has allocated; return whether it is that."""
-        blocks = self._recorder._blocks
+        blocks = self._recorder.blocks
         block = blocks.fresh(tensor.data_ptr())
         if block is None or block.stream != self._actor or not tensor.is_contiguous():
             return False
@@ -862,7 +869,7 @@ def _stop(of: "weakref.ref[Recorder]") -> None:
     """Record nothing in a forked process; what is called there stays, and holds no recorder."""
     recorder = of()
     if recorder is not None:
-        recorder._is_on = False
+        recorder.is_enabled = False
 
 
 def first_line(error: Exception) -> str:
