@@ -82,6 +82,7 @@ class Compiled:
         with self.lock:
             library = self._runner._library(self._call)
             library.begin_run(0)
+            library.set_grid(x, y, z)
             for address, nbytes in rooms.items():
                 library.may_be_copied(ctypes.c_void_p(address), nbytes)
             for k, j, i in np.ndindex(z, y, x // together):

@@ -30,6 +30,7 @@ Lane lane_();
 Place place_();
 #define threadIdx lane_()
 #define blockIdx place_()
+#define gridDim grid_
 unsigned char *local_();
 unsigned char *stages_();
 void __syncthreads();

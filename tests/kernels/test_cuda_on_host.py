@@ -44,13 +44,14 @@ HOST = (
 #define __shared__ static
 #define __syncthreads()
 struct Place { int x, y, z; };
-static Place blockIdx, threadIdx;
+static Place blockIdx, gridDim, threadIdx;
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
 static inline unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 extern "C" void set_block(int x, int y, int z) { blockIdx = {x, y, z}; }
+extern "C" void set_grid(int x, int y, int z) { gridDim = {x, y, z}; }
 """
 )
 CONVERSIONS = {
@@ -119,6 +120,7 @@ class Library:
         blocks = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
 
         def run():
+            self.library.set_grid(x, y, z)
             for block in blocks:
                 place(*block)
                 function(*arguments)

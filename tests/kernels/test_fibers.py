@@ -156,6 +156,7 @@ class Runner:
             if isinstance(arg, Memory):
                 library.may_be_copied(ctypes.c_void_p(arg.view.ctypes.data), arg.nbytes)
         x, y, z = call.groups
+        library.set_grid(x, y, z)
         shared = call.shared_nbytes
         if call.cluster > 1:
             blocks = [(0, j, k) for k in range(z) for j in range(y)]
@@ -219,12 +220,13 @@ template <class... A>
 static int parameters_(void (*)(A...)) {{ return sizeof...(A); }}
 extern "C" size_t *sizes() {{ return sizes_({call.kernel}); }}
 extern "C" int parameters() {{ return parameters_({call.kernel}); }}
+extern "C" void set_grid(int x, int y, int z) {{ grid_ = {{x, y, z}}; }}
 extern "C" int run(void **arguments, int first, int count, int y, int z, int lanes, int local) {{
   given = arguments, first_ = first;
   return run_gated_(count, y, z, lanes, local, lane_of_it);
 }}
 """
-    return f"static int first_;\n{text}\n{tail}"
+    return f"static int first_;\nstatic Place grid_;\n{text}\n{tail}"
 
 
 def laid_out(graph, values):
