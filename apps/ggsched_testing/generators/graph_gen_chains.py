@@ -8,11 +8,12 @@ stays inside a chain is mostly not offered to later steps, so most chains can be
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ggsched.ir.dtype import F32
+from ggsched.ir.dtype import BOOL, F32
 from ggsched.ir.ops import broadcasts_to
 from ggsched.ir.tensor import Tensor
 from ggsched_testing.generators.graph_gen import GraphGenerator
 from ggsched_testing.generators.graph_gen_ops import STEPS, part_of_rows
+from ggsched_testing.generators.values import LeafRule
 
 Chain = Callable[[GraphGenerator], tuple[int, ...]]
 """Adds the nodes of a pattern; returns their ids in the order of the pattern, or nothing."""
@@ -40,16 +41,25 @@ def _ids(d: GraphGenerator, *made: Tensor | None) -> tuple[int, ...]:
     return tuple(numbers[t.id] for t in made if t is not None) if all(made) else ()
 
 
-def _norm_and_weight(d: GraphGenerator) -> tuple[int, ...]:
-    x, eps = d.f32(), d.pick((1.0, 0.25))
-    mag = min(x.shape[-1] ** 0.5, d.mag(x) / eps**0.5 * 2)
-    err = 2 * d.err(x) / eps**0.5 + 4 * d.mag(x) + 4 * mag
-    normed = d.emit("rms_norm", x, mag=mag, err=err, eps=eps)
+def _norm_and_weight(d: GraphGenerator, op: str = "rms_norm") -> tuple[int, ...]:
+    x, eps, steps = d.f32(), d.pick((1.0, 0.25)), 1 + (op == "norm")
+    mag = min(x.shape[-1] ** 0.5, steps * d.mag(x) / eps**0.5 * 2)
+    err = steps * (2 * d.err(x) / eps**0.5 + 4 * d.mag(x)) + 4 * mag
+    normed = d.emit(op, x, mag=mag, err=err, eps=eps)
     if normed is None:
         return ()
     _hide(d, normed)
     _between(d)
     return _ids(d, normed, _joined(d, "mul", normed))
+
+
+def _norm_weight_and_bias(d: GraphGenerator) -> tuple[int, ...]:
+    nodes = _norm_and_weight(d, "norm")
+    if not nodes:
+        return ()
+    _hide(d, scaled := d.results[nodes[-1]])
+    _between(d)
+    return (*nodes, *last) if (last := _ids(d, _joined(d, "add", scaled))) else ()
 
 
 def _gated_norm(d: GraphGenerator) -> tuple[int, ...]:
@@ -270,9 +280,53 @@ def _rope_into_cache(d: GraphGenerator) -> tuple[int, ...]:
     return _ids(d, turned, d.emit("set_rows", cache, flat, ids, mag=mag, err=err))
 
 
+def _attention_in_batches(*behind: str) -> Chain:
+    """Two products around a softmax, and what chooses rows of the result or joins heads."""
+
+    def chain(d: GraphGenerator) -> tuple[int, ...]:
+        lead = d.pick(((2,), (1,), (2, 3), (1, 2))[2 * ("cont" in behind) :])
+        tokens, rows = d.pick((5, 1, 33)), d.pick((9, 1, 40))
+        width, across = d.pick((8, 4, 32, 5)), d.pick((8, 3, 16))
+        q = d.f32(lambda t: t.shape == (*lead, tokens, width), lambda: (*lead, tokens, width))
+        scores = _product(d, "mul_mat", d.matrix((*lead, rows, width)), q)
+        scale = d.pick((0.25, 1.0))
+        if scores is None or scale * d.mag(scores) > 64:
+            return ()
+        _hide(d, scores)
+        shapes = (tokens, rows), (*lead[:-1], 1, tokens, rows), (rows,)
+        masks = [d.special_leaf("mask", d.pick(shapes))] if d.flip() else []
+        err = d.err(scores) + 4 * d.mag(scores) + 8
+        params = {"scale": scale, "mask": bool(masks)}
+        shares = d.emit("soft_max", scores, *masks, mag=1.0, err=err, **params)
+        v = d.leaf((*lead, rows, across))
+        if shares is None:
+            return ()
+        _hide(d, shares)
+        columns = d.g.transpose(v)
+        # Shares add up to one at most, so the errors of a sum do not grow with the number of rows.
+        mag, err = d.mag(v), d.err(v) + d.mag(v) * (err + 8)
+        made: list[Tensor | None] = [d.emit("mul_mat", columns, shares, mag=mag, err=err)]
+        for op in behind:
+            if (last := made[-1]) is None:
+                return ()
+            _hide(d, last)
+            if op == "cont":
+                made.append(d.emit(op, d.g.permute(last, 0, 2, 1, 3), mag=mag, err=err))
+                continue
+            other, seen = d.leaf((1,)), f"seen{len(d.rules)}"
+            d.rules[seen] = LeafRule()
+            condition = d.g.input(seen, (*lead[:-1], 1, tokens, 1), BOOL)
+            mag, err = max(mag, d.mag(other)), max(err, d.err(other))
+            made.append(d.emit(op, condition, last, other, mag=mag, err=err))
+        return _ids(d, scores, shares, *made)
+
+    return chain
+
+
 CHAINS: Final[Mapping[str, Chain]] = {
     "rms_norm+mul": _norm_and_weight,
     "rms_norm+mul+swiglu": _gated_norm,
+    "norm+mul+add": _norm_weight_and_bias,
     "mul_mat+add": _product_and_sum,
     "mul_mat+add+add": _product_and_sums,
     "mul_mat_id+mul": _experts_and_weights,
@@ -284,6 +338,10 @@ CHAINS: Final[Mapping[str, Chain]] = {
     "sum_rows+add": _sum_and_rest,
     "add+add": _two_sums,
     "rope+set_rows": _rope_into_cache,
+    "mul_mat+soft_max+mul_mat": _attention_in_batches(),
+    "mul_mat+soft_max+mul_mat+cont": _attention_in_batches("cont"),
+    "mul_mat+soft_max+mul_mat+nd.where": _attention_in_batches("nd.where"),
+    "mul_mat+soft_max+mul_mat+nd.where+cont": _attention_in_batches("nd.where", "cont"),
 }
 """By pattern."""
 

@@ -15,7 +15,8 @@ from typing import Final
 from hypothesis import strategies as st
 
 from ggsched.ir.dtype import F16, F32, FLOAT_DTYPES, GGUF_DTYPES, I32, DType
-from ggsched.ir.ops import op_by_name
+from ggsched.ir.fusion import PATTERNS
+from ggsched.ir.ops import BUILT_IN, op_by_name
 from ggsched.ir.tensor import Role, Tensor
 from ggsched_testing.generators.graph_gen import GraphGenerator
 from ggsched_testing.generators.graph_gen_chains import CHAINS
@@ -25,6 +26,8 @@ from ggsched_testing.generators.user_op_graphs import draw_user_op
 from ggsched_testing.generators.values import ATOL, RTOL, DrawnGraph, LeafRule, values_for
 
 CHOICES: Final = 40  # bytes per step, more than any step needs
+_CHAINS: Final = tuple(name for name in CHAINS if {*BUILT_IN} >= {*PATTERNS[name].ops})
+"""Of ops that every device of a test has."""
 
 
 @st.composite
@@ -62,7 +65,7 @@ def graphs(
     for step in draw(st.lists(choices, min_size=min_nodes, max_size=max_nodes)):
         d.feed(step)
         if chains and d.flip():
-            CHAINS[d.pick(tuple(CHAINS))](d)
+            CHAINS[d.pick(_CHAINS)](d)
             continue
         op = _step(d, d.pick(names))
         if views and d.flip():

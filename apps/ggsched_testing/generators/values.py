@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ggsched.backend.arrays import numpy_shape
 from ggsched.ir.blocks import BlockLayout, Integers
-from ggsched.ir.dtype import BF16, F16, F32, I32, DType
+from ggsched.ir.dtype import BF16, BOOL, F16, F32, I32, DType
 from ggsched.ir.graph import Graph
 from ggsched.ir.tensor import Role, Tensor
 
@@ -74,6 +74,8 @@ def leaf_values(t: Tensor, rule: LeafRule, rng: np.random.Generator) -> Array:
         first = rng.integers(-1, rule.bound, t.shape[0])
         length = rng.integers(0, rule.bound + 2, t.shape[0])
         return np.stack([first, first + length], axis=-1).astype(np.int32)
+    if t.dtype is BOOL:
+        return rng.random(t.shape) < 0.5
     if t.dtype is I32:
         if rule.distinct:
             return rng.permutation(rule.bound)[: t.size].reshape(t.shape).astype(np.int32)
