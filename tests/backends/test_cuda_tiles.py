@@ -290,6 +290,28 @@ class TestOnTheHost:
         (call,) = (c for made, _ in used for c in made if c.kernel == "tile_product")
         assert {("GROUP_MMA", "1"), ("BM", "64" if rows < 65 else "128")} <= set(call.defines)
 
+    @pytest.mark.parametrize(("dtype", "code"), [(Q8_0, 120), (Q4_0, 0)], ids=str)
+    def test_groups_of_warps_round_weights_once(self, runner, dtype, code, monkeypatch):
+        """Beside a larger scale, by which f16 cannot divide those of the others.
+
+        Rows of x are rounded as far as they can be, in the direction of these weights.
+        """
+        monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
+        g = GraphBuilder("product")
+        graph = g.build(g.mul_mat(g.weight("w", (24, 256), dtype), g.input("x", (33, 256))))
+        values = {"x": np.full((33, 256), 1 + 2.0**-11 * 1.01, np.float32)}
+        nothing = 0 if dtype is Q8_0 else 0x88
+        blocks = np.full((24, 8, dtype.block_nbytes), nothing, np.uint8)
+        blocks[:, ::2, :2] = np.float16([2047 / 1024]).view(np.uint8)
+        blocks[:, 1::2, :2] = np.float16([1025 / 1024]).view(np.uint8)
+        codes = code + np.arange(24, dtype=np.uint8) % 8 * (1 if dtype is Q8_0 else 17)
+        blocks[:, 1::2, 2:] = codes[:, None, None]
+        values["w"] = blocks.reshape(24, -1)
+        wanted = run_oracle(graph, values)
+        allowed = rounding_allowances(graph, values, wanted)
+        ((tid, found),) = run(runner, graph, values, arch=90).items()
+        assert is_within(found, wanted[tid], allowed[tid])
+
     @pytest.mark.parametrize(
         ("dtype", "rows", "k", "columns"),
         [

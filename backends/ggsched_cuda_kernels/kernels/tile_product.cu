@@ -472,16 +472,18 @@ FN void block_fragment(u32 *to, LOCAL_PTR const u8 *row, int at, int j, int t, f
 #if defined(W_MXFP4)
 #define NUMBERS 16384.0f /* what undoes the 2^-14 of `fragment` */
 #else
-#define NUMBERS 1.0f
+#define NUMBERS 128.0f /* times numbers of 8 bits: at most 2^15 */
 #endif
-/* What scales of a stretch of a row are multiplied with, so that none is larger than NUMBERS, and what undoes it. */
+/* The power of two that scales of a stretch of a row are multiplied with, so that none is 2 or more, and what undoes it and NUMBERS.
+ * Scales stay exact, so weights are rounded once. */
 FN void stretch_scale(float *unit, LOCAL_PTR const u8 *row, int at) {
-  float top = FLOAT_OF_BITS(1u << 23);
+  u32 top = 1u;
   UNROLL for (int j = 0; j < KB; j++) {
-    float size = fabsf(scale_of(row, at, j, 0));
-    top = MAX(top, size);
+    u32 power = BITS_OF_FLOAT(scale_of(row, at, j, 0)) >> 23 & 255u;
+    top = MAX(top, power);
   }
-  unit[0] = 1.0f / top, unit[1] = top * (1.0f / NUMBERS);
+  top = MIN(top, 253u); /* both are normal numbers; infinities and NaN stay what they are */
+  unit[0] = FLOAT_OF_BITS((254u - top) << 23), unit[1] = FLOAT_OF_BITS(top << 23) * (1.0f / NUMBERS);
 }
 FN u32 multiply_pairs_(u32 a, u32 b) {
   u32 product;
