@@ -67,6 +67,7 @@ def lower_narrow(sites: list[CudaLoweringContext]) -> None:
     """Two products by one call, whose rows of bf16 lie in those of f32, and one kernel."""
     *products, gated = sites
     lower_rounded_together(products)
+    gated.scratch_nbytes = products[0].scratch_nbytes
     *before, call = products[0].calls
     assert isinstance(call, ProductCall)
     w, x, y = call.rows

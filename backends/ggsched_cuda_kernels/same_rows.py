@@ -53,6 +53,7 @@ def join_same_rows(
 def _joined(sites: Sequence[CudaLoweringContext]) -> tuple[int, CudaLoweringContext]:
     last = sites[-1]
     last.calls = [replace(call, label=last.node.label) for call in sites[0].calls]
+    last.scratch_nbytes = sites[0].scratch_nbytes
     return len(sites), last
 
 

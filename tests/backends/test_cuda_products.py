@@ -71,6 +71,25 @@ def test_products_of_the_same_rows_convert_them_once():
     assert [call.kernel for call in rows].count("to_bf16") == 3
 
 
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_one_call_of_several_products_has_memory_for_the_copy_of_their_rows(is_gated, monkeypatch):
+    monkeypatch.setattr("ggsched_cuda_kernels.gated_rows.NARROW_ROWS", 64)
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    g = GraphBuilder("turned")
+    x = g.permute(g.input("x", (128, 64)), 1, 0)
+    made = [g.mul_mat(g.weight(name, (96, 128), BF16), x) for name in ("gate", "up")]
+    graph = g.build(*([g.swiglu(*made)] if is_gated else made))
+    memory = {t.id: Memory(0) for t in graph.tensors if not t.is_view}
+    nodes = bound_nodes(graph, memory)
+    if is_gated:
+        nodes = [replace(n, group=Group("mul_mat*2+swiglu", (0, 1, 2))) for n in nodes]
+    calls, sizes = lower(nodes, H200)
+    kernels = [c.kernel if isinstance(c, KernelCall) else "product" for c in calls]
+    assert kernels == ["copy_f32", "to_halves", "product", *["gated_rows"] * is_gated]
+    assert sizes.get(SCRATCH, 0) == 4 * 64 * 128
+
+
 def test_products_that_are_evenly_apart_are_batches():
     from ggsched_cuda_kernels.blas.driver import BF16, F32, batches_of
 
