@@ -68,8 +68,8 @@ class SessionOptions:
     )  # fmt: skip
     n_ubatch: int | None = flag(
         None, "-ub --ubatch-size", _number,
-        "Tokens of one micro-batch, which is one run of a plan. [default: auto, 512; up to 4096 "
-        "where GPUs have all layers and their memory allows]",
+        "Tokens of one micro-batch, which is one run of a plan. [default: auto, 512; up to 4096, "
+        "but no more than --batch-size, where GPUs have all layers and memory for it]",
         heading="Sizes", metavar="N",
     )  # fmt: skip
     offload: Offload = field(default_factory=Offload)
