@@ -419,6 +419,21 @@ def test_each_number_of_rows_has_its_kernel(dtype):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("arch", [80, 89, 90, 100, 120])
+def test_groups_of_warps_multiply_on_capability_9_0_only(arch):
+    from ggsched_cuda.device import profile_of
+    from ggsched_cuda.driver import DeviceInfo
+
+    g = GraphBuilder("layer")
+    kept = [g.input(name, (4096, 8, 128), F16) for name in "kv"]
+    found = DeviceInfo(0, "GPU", arch, 80 << 30, 13000, 132, 232448)
+    y = g.mul_mat(g.weight("w", (4096, 4096), Q8_0), g.input("x", (128, 4096)))
+    made = g.attention(g.input("q", (4096, 32, 128)), *kept, scale=1.0)
+    calls, _ = lowered(y, made, g=g, profile=profile_of(found, "auto"))
+    defines = [("GROUP_MMA", "1") in c.defines for c in calls if isinstance(c, KernelCall)]
+    assert sum(defines) == 2 * (arch == 90)
+
+
 def test_what_keeps_products_apart():
     """Other rows, another type, and results that share bytes with what another product reads."""
     from ggsched_cuda_kernels.kernel_selection import lower
