@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ggsched.backend.program import Operand
 from ggsched_cuda_kernels.calls import CudaLoweringContext
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
+from ggsched_cuda_kernels.tiles import GROUP_ALIGNMENT
 from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window
 from ggsched_kernels.lower_attention import attention_operands
 from ggsched_kernels.lowering_context import weight_define
@@ -82,10 +83,8 @@ tokens takes 524 us, 763 by warps that multiply alone, and 261 by PyTorch (H200)
 GROUP_UNIT: Final = 64
 """Widths of heads are multiples of it where groups of warps multiply."""
 
-GROUP_STAGES: Final = {64: 4, 128: 3}
-"""By the rows of keys that are multiplied at once; three of 128 are all that local memory holds."""
-
-GROUP_ALIGNMENT: Final = 1024
+GROUP_STAGES: Final = 3
+"""All that local memory holds of 128 rows."""
 
 FEW_ROWS: Final = 128
 """Rows of queries that are few. Groups for 16 of them read the same keys, if these tokens see them,
@@ -167,21 +166,18 @@ def _cut_of(site: CudaLoweringContext) -> Cut:
     has_one = _planes(site) == 1
     if width <= WIDE and rows <= FEW_ROWS:
         return FEW if has_one else FEW._replace(resident=2)
-    if site.profile.group_mma and has_one and width <= WIDE:
-        blocks = -(-rows // GROUPS.rows)
-        if (
-            not (q.shape[2] | v.shape[2]) % GROUP_UNIT
-            and blocks * k.shape[1] >= site.profile.num_sms
-        ):
-            return GROUPS
     if width > WIDE or not has_one:
         return Cut(4, 1, 32 if width > WIDE else 64, 1)
-    return MANY
+    blocks = -(-rows // GROUPS.rows) * k.shape[1]
+    is_whole = not (q.shape[2] | v.shape[2]) % GROUP_UNIT
+    return (
+        GROUPS if site.profile.group_mma and is_whole and blocks >= site.profile.num_sms else MANY
+    )
 
 
 def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
     if cut.by_groups:
-        return GROUP_STAGES[cut.keys] * cut.keys * 2 * (width + across) + GROUP_ALIGNMENT
+        return GROUP_STAGES * cut.keys * 2 * (width + across) + GROUP_ALIGNMENT
     key, value = 2 * width + PIECE, 2 * across + PIECE
     return planes * cut.rows * key + 2 * cut.keys * (key + value)
 

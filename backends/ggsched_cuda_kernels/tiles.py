@@ -451,6 +451,7 @@ __all__ = [
     "DECLARED_NBYTES",
     "DTYPES",
     "FEW",
+    "GROUP_ALIGNMENT",
     "Cut",
     "RowsLayout",
     "convert_rows",

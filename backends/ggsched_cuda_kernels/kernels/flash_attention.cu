@@ -18,8 +18,8 @@
  * rows sees: tokens of several sequences see different rows.
  *
  * GROUP_MMA says that groups of four warps multiply, from compute capability 9.0 on: queries are in registers, keys and values
- * in local memory as tiles of 64 elements of each row (group_mma.h), of which some more are on their way. D and E are then
- * multiples of 64, MT is 1, BN 64 or 128, and products of shares are under way while the next logits are.
+ * in local memory as tiles of 64 elements of each row (group_mma.h), of which those of the next step are on their way. D and E are
+ * then multiples of 64, MT is 1, BN a multiple of 64, and products of shares are under way while the next logits are.
  *
  * Blocks of keys that no token of the group sees are skipped, and those that all of them see are not compared with bounds.
  * With `splits` > 1 groups along the last axis share the rows that are seen; what they have goes to `parts`, (splits, T * H,
@@ -46,28 +46,26 @@
 #if GROUP_MMA
 #define K_PITCH (2 * WIDTH)
 #define V_PITCH (2 * ACROSS)
-#define STAGES (BN == 64 ? 4 : 3)
-#define AHEAD (STAGES - 2) /* steps that are requested before they are needed */
+#define STAGES 3
 #define PLACE_OF(row, c, pitch) ((c) / 8 * (BN * 128) + SWIZZLED(row, (c) % 8))
 #define ALIGNMENT 1024
 #else
 #define K_PITCH (2 * WIDTH + 16) /* eight rows of a matrix lie in different banks */
 #define V_PITCH (2 * ACROSS + 16)
 #define STAGES 2
-#define AHEAD 1
 #define PLACE_OF(row, c, pitch) ((row) * (pitch) + 16 * (c))
 #define PRODUCTS_SEE()
 #endif
 #define STAGE_NBYTES (BN * (K_PITCH + V_PITCH))
 #define LOADS 8 /* of queries that a lane has under way */
 /* Wait until the rows of step i are there for all, and all are done with those before them (GROUP_MMA: before the one before);
- * request others. */
+ * request those of the next step. */
 #define ADVANCE(i)                                                                                               \
   do {                                                                                                           \
-    COPIES_AWAIT(AHEAD - 1);                                                                                     \
+    COPIES_AWAIT(0);                                                                                             \
     PRODUCTS_SEE();                                                                                              \
     BARRIER();                                                                                                   \
-    REQUEST((i) + AHEAD);                                                                                        \
+    REQUEST((i) + 1);                                                                                            \
   } while (0)
 #define REQUEST(i)                                                                                               \
   do {                                                                                                           \
@@ -227,7 +225,7 @@ KERNEL(flash_attention)(GLOBAL const u8 *k, Tens tk, GLOBAL const u8 *v, Tens tv
   EARLY_WAIT();
 #endif
   int steps = from < to ? (to - from + BN - 1) / BN : 0;
-  UNROLL for (int i = 0; i < AHEAD; i++) REQUEST(i);
+  REQUEST(0);
 #if GROUP_MMA
   u32 a_of_q[WIDTH / 16][4];
   UNROLL for (int half = 0; half < 2; half++) {
