@@ -1,6 +1,7 @@
 """What a program is made of: kernels, products by cuBLAS, and functions of user-defined ops."""
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ggsched.backend.precision import Precision
 from ggsched.backend.program import Operand, OperandMemory
@@ -10,6 +11,9 @@ from ggsched_kernels.lowering_context import LoweringContext
 
 Place = tuple[OperandMemory | ArgPlaceholder, int]
 """Memory, and an offset in bytes."""
+
+GROUP_ALIGNMENT: Final = 1024
+"""Bytes of which stages begin at a multiple, where groups multiply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from ggsched.backend.program import Operand
-from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.calls import GROUP_ALIGNMENT, CudaLoweringContext
 from ggsched_cuda_kernels.operands import PIECE, has_pieces
-from ggsched_cuda_kernels.tiles import GROUP_ALIGNMENT
 from ggsched_kernels.calls import SCRATCH, Arg, Launch, Window, f32, i32, window
 from ggsched_kernels.lower_attention import attention_operands
 from ggsched_kernels.lowering_context import weight_define

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from ggsched.backend.program import Operand
 from ggsched.ir.dtype import DType
-from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.calls import GROUP_ALIGNMENT, CudaLoweringContext
 from ggsched_cuda_kernels.decode.fused import MAX_UNITS, lanes_of
 from ggsched_kernels import FACTOR, ROUTE, KernelCall
 from ggsched_kernels.block_bytes import BYTE_BLOCKS, OWN_CODE, alignment_of
@@ -338,9 +338,6 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
     return needed + DECLARED_NBYTES <= site.profile.local_nbytes
 
 
-GROUP_ALIGNMENT: Final = 1024
-"""Bytes of which stages begin at a multiple, where groups multiply."""
-
 DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
 
 
@@ -451,7 +448,6 @@ __all__ = [
     "DECLARED_NBYTES",
     "DTYPES",
     "FEW",
-    "GROUP_ALIGNMENT",
     "Cut",
     "RowsLayout",
     "convert_rows",
