@@ -98,7 +98,9 @@ def some_numbers(seed, kind):
 @given(seed=SEEDS, kind=KINDS)
 def test_next_numbers_and_mantissas_are_exact(seed, kind):
     a, b = some_numbers(seed, kind), np.append(some_numbers(seed + 1, kind)[1:], NAN).astype(kind)
-    np.testing.assert_array_equal(called("nextafter.default", a, b), np.nextafter(a, b))
+    with np.errstate(over="ignore", under="ignore"):  # behind the largest number is infinity
+        wanted = np.nextafter(a, b)
+    np.testing.assert_array_equal(called("nextafter.default", a, b), wanted)
     np.testing.assert_array_equal(called("nextafter.default", a, a.copy()), a)
     found, (mantissa, exponent) = called("frexp.Tensor", a), np.frexp(a)
     np.testing.assert_array_equal(found[0], mantissa)
