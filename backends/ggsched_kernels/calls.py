@@ -118,8 +118,8 @@ class KernelCall:
             come from other GPUs. CUDA only.
         halves: The argument by which it can write its result as rows of bf16 too, with the
             definition HALVES; any memory where it does not. -1 for none. CUDA only.
-        reads: What it may read; with ``writes`` empty it is not known.
-        writes: What it may write.
+        reads: What it may read; empty where memory that is not an operand's is touched too.
+        writes: What it may write, of operands.
     """
 
     source: str

@@ -44,6 +44,7 @@ from ggsched_kernels.lower_reductions import (
     lower_sort,
     lower_sum_rows,
 )
+from ggsched_kernels.lower_warps import ALL_OPS as PRODUCTS
 from ggsched_kernels.lowering_context import LoweringContext
 from ggsched_kernels.retained import Retained
 from ggsched_kernels.rope_attention import join_attention
@@ -133,12 +134,18 @@ def lower_nodes(
 def _with_places(
     calls: list[KernelCall | StreamCall], nodes: Sequence[BoundNode]
 ) -> list[KernelCall | StreamCall]:
-    """Say what the only call of nodes reads and writes; several have more between them."""
-    call = calls[0] if len(calls) == 1 else None
-    if not isinstance(call, KernelCall):
-        return calls
+    """Say what calls of nodes touch; several have more between them than what they read."""
+    writes = tuple(node.output for node in nodes)
     reads = tuple(operand for node in nodes for operand in node.inputs)
-    return [replace(call, reads=reads, writes=tuple(node.output for node in nodes))]
+    weights = tuple(node.inputs[0] for node in nodes if node.op in PRODUCTS)
+    if len(calls) > 1:
+        reads = weights = ()
+    return [
+        replace(call, reads=reads, writes=writes, early_reads=weights)
+        if isinstance(call, KernelCall)
+        else call
+        for call in calls
+    ]
 
 
 def memory_of(scratch_nbytes: int, retained: Retained) -> dict[ArgPlaceholder, int]:

@@ -7,6 +7,7 @@
  */
 #define FIRST 1 /* step of a phase */
 #define LAST 2
+#define WAITS 4 /* before it reads anything; other steps load weights that no step writes */
 #define WORDS (STEP_NBYTES / 8)
 typedef struct {
   int function, extents[3], flags, before;
@@ -39,6 +40,7 @@ __kernel void merged(__global uchar *table, int steps, __global uint *meeting, u
       int group_[6]; /* and the extents */
       group_[0] = g % across, group_[1] = g / across % down, group_[2] = g / across / down;
       group_[3] = across, group_[4] = down, group_[5] = step->extents[2];
+      if (flags & WAITS) await_(&met_);
       STEP_(step->function, (__local const uchar *)step_ + sizeof(Step_));
       ALL_(); /* local memory is free again */
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from ggsched.backend.program import Operand
 from ggsched_kernels.calls import CODE, Arg, CodeOf, FloatBytes, KernelCall
 
 PREFIX: Final = "merged-"
@@ -26,7 +27,7 @@ MERGEABLE: Final = frozenset(
 """Sources whose kernels can be functions: local memory is declared at their top, once for all."""
 
 WAITING: Final = frozenset({"matvec_rows"})
-"""Those that say themselves from where on they need what earlier steps write."""
+"""Those that say themselves from where on they need what earlier steps write, but for weights."""
 
 LEAST_CALLS: Final = 6
 """Fewer calls stay kernels of their own."""
@@ -37,6 +38,7 @@ _LOOKED_AT: Final = 40
 _HEAD: Final = struct.Struct("<6i")
 _FIRST: Final = 1
 _LAST: Final = 2
+_WAITS: Final = 4
 _NAMES: Final = (
     r"^FN [^(]*?(\w+)\(", r"^DEFINE_\w+\((\w+),", r"^} (\w+);", r"^KERNEL\((\w+)\)",
 )  # fmt: skip
@@ -55,7 +57,7 @@ class Merged:
         name: Names the source, see ``merged_source``.
         lanes: Work-items of a group.
         calls: The calls, phase by phase.
-        flags: Whether each begins or ends a phase; as in merged.cl.
+        flags: Whether each begins or ends a phase, or waits before it reads; as in merged.cl.
         before: Groups of the calls before each in its phase.
         kinds: Which function each of them is.
         step_nbytes: Of the table for each call.
@@ -105,7 +107,7 @@ def phases(calls: Sequence[KernelCall]) -> list[list[KernelCall]]:
 
 
 def _depend(a: KernelCall, b: KernelCall) -> bool:
-    if not (a.writes and b.writes):
+    if not (a.reads and b.reads):
         return True
     return any(x.meets(y) for x in a.writes for y in (*b.reads, *b.writes)) or any(
         x.meets(y) for x in a.reads for y in b.writes
@@ -141,6 +143,12 @@ def merged(calls: Sequence[KernelCall]) -> Merged:
         flags[-1] |= _LAST
     calls = [call for phase in sorted_calls for call in phase]
     flags[0], flags[-1] = flags[0] & ~_FIRST, flags[-1] & ~_LAST  # nobody waits for these
+    written: list[Operand] = []
+    for i, call in enumerate(calls):
+        is_early = call.source in WAITING and call.reads
+        if not is_early or any(w.meets(r) for w in written for r in call.early_reads):
+            flags[i] |= _WAITS
+        written += call.writes
     every = [(c.source, c.defines, c.kernel, "".join(map(_letter, c.args))) for c in calls]
     kinds = list(dict.fromkeys(every))
     arguments = max(sum(_NBYTES[letter] for letter in kind[3]) for kind in kinds)
@@ -191,8 +199,7 @@ def merged_source(name: str, source: Callable[[str], str], first: str, last: str
             sizes.append(f"local_{i}_")
             given = ", ".join(_given(letters, number))
             call = f"{kernel}_{number}(&met_, group_, (__local uchar *)local_, {given})"
-            wait = "" if file in WAITING else "await_(&met_); "
-            cases.append(f"case {i}: {wait}{call}; break;")
+            cases.append(f"case {i}: {call}; break;")
         parts += [f"#undef {macro}" for macro in sorted({*macros, "MERGED"})]
     most = sizes[0]
     for size in sizes[1:]:

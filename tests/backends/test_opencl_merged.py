@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.backend.program import Operand
+from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F32, Q8_0
 from ggsched_kernels import CPU, KernelCall, lower_nodes, source
 from ggsched_kernels.calls import CODE, FAULT, CodeOf, Constant, StreamCall, f32, i32, i64
@@ -88,12 +89,46 @@ def test_phases_keep_the_order_of_what_depends(drawn, looked_at):
     for b, (reads, writes) in enumerate(touched):
         for a, (other_reads, other_writes) in enumerate(touched[:b]):
             apart = not (other_writes & (reads | writes) or other_reads & writes)
-            if not (apart and writes and other_writes):
+            if not (apart and reads and other_reads):
                 assert level[a] < level[b]
 
 
 def span(some):
     return (i for at, n in some for i in range(at, at + n))
+
+
+@given(drawn=st.lists(st.tuples(places, places, st.booleans()), max_size=9))
+def test_products_load_early_what_no_earlier_step_writes(drawn):
+    """Groups that load a weight before they meet would read what others have not written yet."""
+    memory = SimpleNamespace()
+
+    def operands(some):
+        return tuple(Operand(memory, at, n, F32, (n,), (1,)) for at, n in some)
+
+    calls = []
+    for weights, w, is_product in drawn:
+        source, reads = ("matvec_rows" if is_product else "norm"), operands([*weights, (20, 1)])
+        early = operands(weights)
+        made = replace(call(source), reads=reads, writes=operands(w), early_reads=early)
+        calls.append(made)
+    found = merged(calls or [call()])
+    written = set[int]()
+    for one, flags in zip(found.calls, found.flags, strict=True):
+        own = {i for o in one.early_reads for i in range(o.offset, o.offset + o.nbytes)}
+        assert bool(flags & 4) == (one.source == "norm" or bool(own & written))
+        written |= {i for o in one.writes for i in range(o.offset, o.offset + o.nbytes)}
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_weight_that_a_step_makes_is_not_loaded_early(is_made):
+    g = GraphBuilder()
+    w, x = g.weight("w", (64, 64), BF16), g.input("x", (1, 64))
+    if is_made:
+        w = g.cont(w)
+    made = merged(calls_of(g.build(g.mul_mat(w, x)), replace(UNITS, merged_groups=2)))
+    assert "STREAMED" in dict(made.calls[-1].defines)
+    assert made.calls[-1].early_reads
+    assert bool(made.flags[-1] & 4) == is_made
 
 
 values = st.one_of(
