@@ -58,9 +58,8 @@ class OpenClProgram:
     ) -> None:
         for node in nodes:
             writable_memory(node.output.buffer)
-        # Times are those of single calls.
-        self._merges = device.profile.merged_groups > 0 and stream.queue.times is None
-        lowered = self._lowered([_placed(node) for node in nodes], device.profile)
+        lowered, merges = _lowered([_placed(node) for node in nodes], device.profile)
+        merges = merges and stream.queue.times is None  # times are those of single calls
         self._device = device
         self.stream = stream
         self.is_closed = False
@@ -76,24 +75,13 @@ class OpenClProgram:
         try:
             for memory, nbytes in lowered.memory.items():
                 self._memory[memory] = device.allocate(nbytes)
-            for run in runs(lowered.calls) if self._merges else [lowered.calls]:
-                if not self._merges or len(run) == 1 or not self._merge(run):
+            for run in runs(lowered.calls) if merges else [lowered.calls]:
+                if not merges or len(run) == 1 or not self._merge(run):
                     for call in run:
                         self._add(call)
         except BaseException:
             self.close()
             raise
-
-    def _lowered(self, nodes: Sequence[BoundNode], profile: TuningProfile) -> Lowered:
-        """Lower nodes by groups of the size of merged kernels, if some of them can be merged."""
-        if self._merges:
-            lanes = profile.merged_lanes
-            span = max(profile.span, lanes * profile.vector)
-            found = lower_nodes(nodes, replace(profile, lanes=lanes, span=span, row_lanes=lanes))
-            if any(len(run) > 1 for run in runs(found.calls)):
-                return found
-            self._merges = False
-        return lower_nodes(nodes, profile)
 
     def _merge(self, calls: Sequence[Any]) -> bool:
         """Add calls as the steps of one kernel; False where its groups do not meet."""
@@ -183,6 +171,17 @@ class OpenClProgram:
         memory, self._memory = self._memory, {}
         for buffer in memory.values():
             buffer.close()
+
+
+def _lowered(nodes: Sequence[BoundNode], profile: TuningProfile) -> tuple[Lowered, bool]:
+    """Lower nodes, by groups of the size of merged kernels if some can be merged, and say so."""
+    if profile.merged_groups > 0:
+        lanes = profile.merged_lanes
+        span = max(profile.span, lanes * profile.vector)
+        found = lower_nodes(nodes, replace(profile, lanes=lanes, span=span, row_lanes=lanes))
+        if any(len(run) > 1 for run in runs(found.calls)):
+            return found, True
+    return lower_nodes(nodes, profile), False
 
 
 def _placed(node: BoundNode) -> BoundNode:

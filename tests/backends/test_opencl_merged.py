@@ -20,6 +20,7 @@ from ggsched_kernels.calls import CODE, FAULT, CodeOf, Constant, StreamCall, f32
 from ggsched_kernels.fault_words import NOT_MET, FaultCodes
 from ggsched_kernels.merged import LEAST_CALLS, MERGEABLE, merged, phases, runs
 from ggsched_llm.graph import build_model_graph
+from ggsched_opencl.program import OpenClProgram
 from ggsched_testing.eager import bound_nodes, run_direct
 from ggsched_testing.generators.strategies import graphs, seeds, values_for
 from tests.backends import opencl_devices
@@ -223,6 +224,24 @@ def test_steps_of_many_lanes(device, monkeypatch):
     found = results(device, graph, replace(profile, merged_groups=1, merged_lanes=32), given)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_streams_that_take_times_run_the_same_kernels(device, monkeypatch, is_timed):
+    """Results would have other bits by groups of another size (LCH-4)."""
+    graph = small_step(Q8_0)
+    memory = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+    merging, single = [], []
+    monkeypatch.setattr(OpenClProgram, "_merge", lambda _, run: merging.extend(run) or True)
+    monkeypatch.setattr(OpenClProgram, "_add", lambda _, call: single.append(call))
+    device.profile = replace(ONE, merged_lanes=32)
+    stream = device.create_stream()
+    if is_timed:
+        stream.__take_times__()
+    device.compile(bound_nodes(graph, memory), stream).close()
+    assert bool(merging) != is_timed
+    assert {call.lanes for call in merging + single} == {32}
+    stream.close()
 
 
 # --- whether groups meet ------------------------------------------------------------------------
