@@ -257,7 +257,7 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     # --- the end --------------------------------------------------------------------------------
 
     def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
-        """Keep the queue of a closed stream until its commands are complete."""
+        """Keep the queue of a closed stream, or what commands use, until these are complete."""
         with self._lock:
             if newest is not None:
                 self._draining.append((queue, newest, held))

@@ -1,5 +1,6 @@
 """Nodes as kernels whose arguments are set: launching is nothing but enqueueing."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -44,6 +45,9 @@ class ProgramDevice(Device, Protocol):
     def give_back(self, kernels: Iterable[tuple[tuple[object, ...], Handle]]) -> None:
         """Take kernel objects back."""
 
+    def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
+        """Keep what is held until a command is complete."""
+
 
 class OpenClProgram:
     """Kernels for one stream, with scratch memory of their own (LCH-1..5).
@@ -69,6 +73,7 @@ class OpenClProgram:
         self.labels: list[str] = []
         # OpenCL kernels do not keep their arguments alive.
         self._buffers: list[Handle] = []
+        self._newest: Handle = None  # of merged kernels
         self._kernels: list[tuple[tuple[object, ...], Handle]] = []
         self._memory: dict[ArgPlaceholder, BaseBuffer] = {}
         self._constants: dict[bytes, Handle] = {}
@@ -106,7 +111,7 @@ class OpenClProgram:
         context = device.context
         table = driver.make_filled_buffer(context, made.table(value_of))
         meeting = driver.make_filled_buffer(context, bytes(64))
-        self._buffers += [table, meeting]
+        self._buffers += [table, meeting, *handles.values()]
         label = calls[0].label
         code = self.stream.queue.codes.argument(label)
         given = (table, i32(len(calls)), meeting, PATIENCE, self.stream.queue.fault_words, code)
@@ -115,8 +120,12 @@ class OpenClProgram:
         self.checks_ids = True
         self.labels.append(label)
         lanes = made.lanes
-        self.steps.append((device.merging.enqueue, kernel, (groups * lanes, 1, 1), (lanes, 1, 1)))
+        self.steps.append((self._enqueue_merged, kernel, (groups * lanes, 1, 1), (lanes, 1, 1)))
         return True
+
+    def _enqueue_merged(self, *command: Any) -> Handle:
+        self._newest = self._device.merging.enqueue(*command)
+        return self._newest
 
     def _add(self, call: KernelCall | StreamCall) -> None:
         self.labels.append(call.label)
@@ -166,6 +175,8 @@ class OpenClProgram:
     def _release(self) -> None:
         self._device.give_back(self._kernels)
         self._kernels = []
+        # The driver does not know of memory that a merged kernel has addresses of.
+        self._device.drain_later(None, self._newest, deque(self._buffers))
         self._buffers = []
         self._constants = {}
         memory, self._memory = self._memory, {}

@@ -20,11 +20,13 @@ from ggsched_kernels.calls import CODE, FAULT, CodeOf, Constant, StreamCall, f32
 from ggsched_kernels.fault_words import NOT_MET, FaultCodes
 from ggsched_kernels.merged import LEAST_CALLS, MERGEABLE, merged, phases, runs
 from ggsched_llm.graph import build_model_graph
+from ggsched_opencl import driver
 from ggsched_opencl.program import OpenClProgram
 from ggsched_testing.eager import bound_nodes, run_direct
 from ggsched_testing.generators.strategies import graphs, seeds, values_for
 from tests.backends import opencl_devices
 from tests.backends.against_oracle import tame
+from tests.backends.opencl_devices import TIMEOUT_S
 from tests.backends.test_opencl_units import UNITS, decoder_step
 from tests.kernels.test_fibers import Memory
 from tests.support.shapes import SMALL, spec_of
@@ -241,6 +243,29 @@ def test_streams_that_take_times_run_the_same_kernels(device, monkeypatch, is_ti
     device.compile(bound_nodes(graph, memory), stream).close()
     assert bool(merging) != is_timed
     assert {call.lanes for call in merging + single} == {32}
+    stream.close()
+
+
+def test_memory_of_a_merged_kernel_is_kept_until_it_is_complete(device):
+    """The driver keeps arguments of commands, but not what a table has addresses of."""
+    graph = small_step(Q8_0)
+    memory = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+    device.profile = ONE
+    stream = device.create_stream()
+    program = device.compile(bound_nodes(graph, memory), stream)
+    own = [*program._constants.values()]
+    for buffer in memory.values():
+        stream.fill(buffer, 0, buffer.nbytes, bytes(1))
+    gate = driver.make_gate(device.context)
+    stream.queue.hold(gate)
+    stream.launch(program)
+    program.close()
+    held = [handle for _, _, kept in device._draining for handle in kept]
+    driver.open_gate(gate)
+    stream.sync(TIMEOUT_S)
+    assert own
+    assert {*map(id, own)} <= {*map(id, held)}
+    assert device.is_drained()
     stream.close()
 
 
