@@ -46,7 +46,7 @@ class Merging:
         given = (found, i32(0), nothing, PROBED_PATIENCE, nothing, i32(0))
         for i, value in enumerate(given):
             driver.set_argument(kernel, i, value)
-        driver.enqueue_kernel(self._queue, kernel, (groups * lanes, 1, 1), (lanes, 1, 1))
+        self._enqueue(self._queue, kernel, (groups * lanes, 1, 1), (lanes, 1, 1))
         words = memoryview(bytearray(4 * groups))
         driver.read_back(self._queue, found, words)
         return all(words.cast("i"))
@@ -69,10 +69,13 @@ class Merging:
     ) -> Handle:
         """Enqueue a merged kernel, behind that of another queue: two would wait for room."""
         with self._lock:
-            newest = self._newest
-            if newest and newest[0] is not queue and status_of(newest[1]) > COMPLETE:
-                driver.enqueue_wait(queue, newest[1])
-                driver.flush(newest[0])
-            event = driver.enqueue_kernel(queue, kernel, items, group)
-            self._newest = queue, event
-            return event
+            return self._enqueue(queue, kernel, items, group)
+
+    def _enqueue(self, queue: Handle, *command: Any) -> Handle:
+        newest = self._newest
+        if newest and newest[0] is not queue and status_of(newest[1]) > COMPLETE:
+            driver.enqueue_wait(queue, newest[1])
+            driver.flush(newest[0])
+        event = driver.enqueue_kernel(queue, *command)
+        self._newest = queue, event
+        return event

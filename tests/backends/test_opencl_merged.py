@@ -323,3 +323,11 @@ def test_a_merged_kernel_waits_for_that_of_another_queue(device, monkeypatch):
     state["third"] = 0
     one.enqueue(queues[0], "fourth", (), ())
     assert waited == [("b", "second")]
+    state["fourth"] = 1
+    monkeypatch.setattr(merging.driver, "make_filled_buffer", lambda *_: None)
+    monkeypatch.setattr(merging.driver, "set_argument", lambda *_: None)
+    monkeypatch.setattr(merging.driver, "read_back", lambda *_: None)
+    probing = merging.Merging(None, "c")
+    probing._newest = one._newest
+    probing._meet("fifth", 1, 1)  # else it would find that groups do not meet, once for all
+    assert waited[1:] == [("c", "fourth")]
