@@ -9,6 +9,7 @@ from typing import Final
 
 from ggsched.backend import checks
 from ggsched.backend.base_buffer import BaseBuffer
+from ggsched.backend.host_memory import allocate_host
 from ggsched.backend.precision import activations
 from ggsched.backend.program import BoundNode
 from ggsched.backend.protocols import HostMemory
@@ -160,11 +161,14 @@ class OpenClDevice(QueuedDevice[QueuedStream[OpenClQueue]]):
     def allocate_host(self, nbytes: int) -> HostMemory:
         """Return host memory; GPUs copy from and to it by themselves if it is not large (BUF-6)."""
         self._require_open()
-        with self._lock:
-            found = None
-            if self.landings is not None:
-                found = self._compiled.locked.take(self._migrating, nbytes)
-        return super().allocate_host(nbytes) if found is None else found
+        return self.host_memory(nbytes)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        """Return host memory, for the device itself also while it is being closed."""
+        found = None
+        if self.landings is not None:
+            found = self._compiled.locked.take(self._migrating, nbytes)
+        return allocate_host(self.facts, nbytes) if found is None else found
 
     def import_host(self, memory: HostMemory) -> BaseBuffer:
         """Return a read-only buffer over host memory, on devices that share it.

@@ -46,6 +46,9 @@ class QueueOwner(Device, Protocol):
     def drain_later(self, queue: Handle, newest: Handle, held: deque[Handle]) -> None:
         """Keep the queue of a closed stream until its commands are complete."""
 
+    def host_memory(self, nbytes: int) -> HostMemory:
+        """Return host memory, also while the device is being closed."""
+
     def distrust(self) -> None:
         """Let no other device take the context: a command failed."""
 
@@ -178,7 +181,7 @@ class OpenClQueue(CommandQueue[Point]):
     def point(self) -> Point:
         """Return the present end of the queue."""
         if self._ids_unchecked:
-            check = IdCheck(self.codes, self._device.allocate_host(4 * FAULT_WORDS))
+            check = IdCheck(self.codes, self._device.host_memory(4 * FAULT_WORDS))
             words = check.words.data.cast("B")
             check.copied = driver.enqueue_download(self._handle, self.fault_words, 0, words)
             self._hold(check.copied)

@@ -82,6 +82,16 @@ def test_bad_ids_travel_with_events(device):
     np.testing.assert_array_equal(download(third, out, 16).reshape(2, 8), expected)
 
 
+def test_a_record_in_the_backlog_of_a_device_that_is_being_closed(device, monkeypatch):
+    """Its thread asks for memory for fault words when the device takes no calls any more."""
+    stream = device.create_stream()
+    bad, _ = gather(device, stream, [1, 4])
+    stream.launch(bad)
+    monkeypatch.setattr(device, "is_closed", True)
+    with pytest.raises(DeviceFault, match="n7 get_rows"):
+        stream.queue.point().require(TIMEOUT_S)
+
+
 def test_a_command_that_has_failed_fails_who_waits_for_it(device):
     from ggsched_opencl.driver import cl
     from ggsched_opencl.event import Point
