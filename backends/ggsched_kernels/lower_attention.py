@@ -53,6 +53,9 @@ ROW_QUERIES: Final = 8
 KEY_LANES: Final = 4
 """Lanes that share a key there."""
 
+ROW_KEYS: Final = 256
+"""Keys of which there are logits at a time there."""
+
 
 def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None:
     """Attention by blocks; where the rows are cut into shares, a second call joins these.
@@ -109,6 +112,9 @@ def _fits_row(site: LoweringContext, share: int) -> bool:
     each = PIECE // k.dtype.block_nbytes
     pieces = v.shape[2] // each
     fit = q.shape[2] % (KEY_LANES * each) == 0 and v.shape[2] % each == 0
+    sums = p.lanes // WARP * v.shape[2]
+    floats = next_power(share) * (q.shape[2] + ROW_KEYS + 3 + sums) + p.lanes
+    fit = fit and 4 * floats <= (p.staged_nbytes if p.matrix_units else LOCAL_NBYTES)
     return fit and pieces <= WARP and pieces == next_power(pieces)
 
 

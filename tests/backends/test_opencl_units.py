@@ -403,6 +403,15 @@ def test_attention_of_one_token_that_has_no_pieces():
     assert {kernel(Q8_0), kernel(tokens=2), *more} == {"attention_blocks"}
 
 
+def test_attention_of_one_token_fits_local_memory():
+    """Devices that were not probed have 32 KiB, less than sums of wide heads for many queries."""
+    graph = attention_graph((1, 16, 2, 256, 256, 20, None, False, False, 0.0), F16)
+    assert kernels(graph, PLAIN) == ["attention_blocks"]
+    assert kernels(graph, UNITS) == ["attention_row"]
+    assert kernels(graph, replace(UNITS, lanes=512)) == ["attention_blocks"]
+    assert kernels(graph, replace(UNITS, lanes=512, staged_nbytes=180 << 10)) == ["attention_row"]
+
+
 def test_attention_that_units_do_not_take():
     def kernel(profile=UNITS, kv=F32, **changed):
         names = ("tokens", "heads", "groups", "width", "across")
