@@ -216,6 +216,24 @@ def test_drawn_graphs_give_the_same_results(device, drawn, seed):
         np.testing.assert_array_equal(a, b)
 
 
+@settings(max_examples=10)
+@given(drawn=graphs(max_nodes=12), seed=seeds())
+def test_calls_of_a_phase_may_run_in_any_order(device, drawn, seed):
+    """What they read and write is all that they touch; scratch memory is shared too."""
+    given = values_for(drawn, seed)
+
+    def backwards(program, run):
+        return [program._add(c) or c for phase in phases(run) for c in reversed(phase)]
+
+    with (
+        patch("ggsched_opencl.program.runs", partial(runs, least=2)),
+        patch.object(OpenClProgram, "_merge", backwards),
+    ):
+        found = results(device, drawn.graph, ONE, given)
+    for a, b in zip(found, results(device, drawn.graph, CPU, given), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.slow  # PoCL takes long for many barriers
 def test_steps_of_many_lanes(device, monkeypatch):
     monkeypatch.setattr("ggsched_opencl.program.runs", partial(runs, least=2))
