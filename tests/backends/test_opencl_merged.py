@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ggsched.backend.program import Operand
+from ggsched.errors import DeviceFault
 from ggsched.ir.builder import GraphBuilder
 from ggsched.ir.dtype import BF16, F32, Q8_0
 from ggsched_kernels import CPU, KernelCall, lower_nodes, source
@@ -312,6 +313,35 @@ def test_calls_stay_apart_where_groups_do_not_meet(device, monkeypatch):
     ):
         np.testing.assert_array_equal(a, b)
     assert set(device.merging._found.values()) == {False}
+
+
+def test_groups_that_wait_in_vain_poison_their_stream_alone(device, monkeypatch):
+    """The counts are zero again, and the device is usable."""
+    monkeypatch.setattr("ggsched_opencl.program.PATIENCE", struct.pack("<I", 1 << 9))
+    monkeypatch.setattr(device.merging, "do_meet", lambda *_: True)
+    graph = small_step(Q8_0)
+    memory = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}
+    device.profile = replace(ONE, merged_groups=4 * device._handle.max_compute_units + 1)
+    stream = device.create_stream()
+    for buffer in memory.values():
+        stream.fill(buffer, 0, buffer.nbytes, bytes(1))
+    made, make = [], driver.make_filled_buffer
+    with patch.object(driver, "make_filled_buffer", lambda *of: made.append(make(*of)) or made[-1]):
+        program = device.compile(bound_nodes(graph, memory), stream)
+    assert made[-1].size == 64
+    stream.launch(program)
+    with pytest.raises(DeviceFault, match="some groups did not get onto the device"):
+        stream.sync(TIMEOUT_S)
+    counts = memoryview(bytearray(64))
+    driver.read_back(device._migrating, made[-1], counts)
+    assert not any(counts)
+    program.close()
+    stream.close()
+    given = tame(graph)
+    for a, b in zip(
+        results(device, graph, ONE, given), results(device, graph, CPU, given), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_groups_that_did_not_meet_are_a_fault():
