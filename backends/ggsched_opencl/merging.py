@@ -40,13 +40,16 @@ class Merging:
             return self._found[made.name]
 
     def _meet(self, kernel: Handle, groups: int, lanes: int) -> bool:
-        """Whether all groups wait for each other, if not for long."""
+        """Whether all groups wait for each other, if not for long; not if the driver refuses them."""
         nothing = driver.make_filled_buffer(self._context, bytes(64))
         found = driver.make_filled_buffer(self._context, bytes(4 * groups))
         given = (found, i32(0), nothing, PROBED_PATIENCE, nothing, i32(0))
         for i, value in enumerate(given):
             driver.set_argument(kernel, i, value)
-        self._enqueue(self._queue, kernel, (groups * lanes, 1, 1), (lanes, 1, 1))
+        try:
+            self._enqueue(self._queue, kernel, (groups * lanes, 1, 1), (lanes, 1, 1))
+        except driver.errors():
+            return False
         words = memoryview(bytearray(4 * groups))
         driver.read_back(self._queue, found, words)
         return all(words.cast("i"))

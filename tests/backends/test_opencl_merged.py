@@ -303,6 +303,16 @@ def test_more_groups_than_the_device_keeps_are_not_waited_for_long(device):
     assert device.merging._meet(kernel, 1, made.lanes)
 
 
+def test_groups_that_the_driver_refuses_do_not_meet(device, monkeypatch):
+    def refuse(*command):
+        raise driver.errors()("clEnqueueNDRangeKernel", -5)
+
+    monkeypatch.setattr(driver, "enqueue_kernel", refuse)
+    made = merged(calls_of(small_step(Q8_0), CPU))
+    kernel = device.take_kernel(made.name, (), "merged")
+    assert not device.merging._meet(kernel, 1, made.lanes)
+
+
 def test_calls_stay_apart_where_groups_do_not_meet(device, monkeypatch):
     monkeypatch.setattr(device.merging, "_found", {})
     monkeypatch.setattr(device.merging, "_meet", lambda *_: False)
