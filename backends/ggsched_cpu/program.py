@@ -248,7 +248,7 @@ def compile_steps(nodes: Sequence[BoundNode], kernels: "Kernels | None" = None) 
     from ggsched_cpu.lowering import emit_fused, emit_group
     from ggsched_cpu.lowering.context import CpuLoweringContext, Node
 
-    site = CpuLoweringContext()
+    ctx = CpuLoweringContext()
     steps: list[Step] = []
     groups = [[Node.bind(bound) for bound in some] for some in groups_of(nodes)]
     at = 0
@@ -258,18 +258,18 @@ def compile_steps(nodes: Sequence[BoundNode], kernels: "Kernels | None" = None) 
         label = group[-1].bound.label
         fused: Sequence[Task] | None = None
         if kernels is not None and len(group) > 1:
-            fused = emit_group(group, site, kernels)
+            fused = emit_group(group, ctx, kernels)
         elif kernels is not None and group[0].out.size:
             following = _single(groups[at : at + MAX_FOLLOWING])
-            fused, taken = emit_fused(group[0], following, site, kernels) or (None, 0)
+            fused, taken = emit_fused(group[0], following, ctx, kernels) or (None, 0)
             group = [*group, *following[:taken]]
             at += taken
         if fused is not None:
             steps += [Step(label, work) for work in fused]
         for node in group:
             if fused is None and node.out.size:
-                steps += _steps(node, site, kernels)
-            site.leave(node.bound)
+                steps += _steps(node, ctx, kernels)
+            ctx.leave(node.bound)
     return steps
 
 
@@ -278,11 +278,11 @@ def _single(groups: "Sequence[Sequence[Node]]") -> "list[Node]":
     return [group[0] for group in takewhile(lambda group: len(group) == 1, groups)]
 
 
-def _steps(node: "Node", site: "CpuLoweringContext", kernels: "Kernels | None") -> list[Step]:
+def _steps(node: "Node", ctx: "CpuLoweringContext", kernels: "Kernels | None") -> list[Step]:
     from ggsched_cpu.lowering import EMITTERS
 
     emit, label = EMITTERS.get(node.bound.op), node.bound.label
-    tasks = None if emit is None or kernels is None else emit(node, site, kernels)
+    tasks = None if emit is None or kernels is None else emit(node, ctx, kernels)
     if tasks is not None:
         return [Step(label, task) for task in tasks]
     from ggsched_cpu import reference

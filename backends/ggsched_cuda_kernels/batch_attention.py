@@ -39,9 +39,11 @@ class _Attention(NamedTuple):
     choice: tuple[Operand, ...]
 
 
-def fits_batches(sites: list[CudaLoweringContext]) -> bool:
+def fits_batches(contexts: list[CudaLoweringContext]) -> bool:
     """Whether a group is attention for this kernel: heads up to ``MAX_WIDTH``, equal batches."""
-    return sites[0].profile.num_sms > 0 and _attention([site.node for site in sites]) is not None
+    return (
+        contexts[0].profile.num_sms > 0 and _attention([ctx.node for ctx in contexts]) is not None
+    )
 
 
 def _attention(nodes: Sequence[BoundNode]) -> _Attention | None:
@@ -95,9 +97,9 @@ def _reordered(made: Operand, seen: Operand, copy: Operand) -> Window | None:
     return window(replace(copy, shape=made.shape, strides=tuple(strides)))
 
 
-def lower_batches(sites: list[CudaLoweringContext]) -> None:
+def lower_batches(contexts: list[CudaLoweringContext]) -> None:
     """One kernel: a thread block has some rows of queries of one batch."""
-    found, site = _attention([site.node for site in sites]), sites[-1]
+    found, ctx = _attention([ctx.node for ctx in contexts]), contexts[-1]
     assert found is not None  # it fits
     q, k, v, y = found[:4]
     rows = (*q.shape[:3], k.shape[2])
@@ -106,11 +108,11 @@ def lower_batches(sites: list[CudaLoweringContext]) -> None:
     if found.choice:
         condition, one = found.choice
         seen, other = window(condition, (*rows[:3], 1)), (one.buffer, i64(one.offset))
-    precision = site.profile.precision
+    precision = ctx.profile.precision
     unit = 16 if precision == "bf16" else 8
     width, across = -(-q.shape[3] // unit) * unit, -(-y.shape[3] // 8) * 8
     batches = q.shape[0] * q.shape[1]
-    warps = MANY if batches * -(-q.shape[2] // (16 * MANY)) >= site.profile.num_sms else MANY // 2
+    warps = MANY if batches * -(-q.shape[2] // (16 * MANY)) >= ctx.profile.num_sms else MANY // 2
     blocks = -(-q.shape[2] // (16 * warps))
     args: tuple[Arg, ...] = (
         *(arg for w in (q, k, v, mask, seen) for arg in w.args), *other, *y.args,
@@ -124,10 +126,10 @@ def lower_batches(sites: list[CudaLoweringContext]) -> None:
         "EXACT": int(precision == "f32"), "VEC": int(all(map(_has_fours, (k, _turned(v))))),
         "VEC_Y": int(in_pairs), "HALVES": 0, **({"W_BF16": 1} if precision == "bf16" else {}),
     }  # fmt: skip
-    site.call("batch_attention", "batch_attention", args, (batches * blocks, 1, 1),
+    ctx.call("batch_attention", "batch_attention", args, (batches * blocks, 1, 1),
               lanes=32 * warps, **defines)  # fmt: skip
     if in_pairs:
-        site.can_write_halves()
+        ctx.can_write_halves()
 
 
 def _turned(v: Window) -> Window:

@@ -40,7 +40,7 @@ PLACE, COLUMN, ONE = 2, 1, 0
 def join_chain_rows(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on are such a chain, and the site of its call."""
+    """Return how many groups from ``at`` on are such a chain, and the context of its call."""
     y = groups[at][-1].output
     if not profile.num_sms or step_of(y, y) != PLACE or prod(y.shape) >= 1 << 31:
         return None
@@ -49,21 +49,21 @@ def join_chain_rows(
     behind = groups[at + count : at + count + 1]
     if chain is None or (behind and behind[0][0].op == "rms_norm"):  # takes the last addition
         return None
-    site = CudaLoweringContext(groups[at + count - 1][-1], profile)
+    ctx = CudaLoweringContext(groups[at + count - 1][-1], profile)
     places = [*chain.operands, *[y] * (MAX_OPERANDS - len(chain.operands)), y]
     numbers = [*chain.numbers, *(0.0,) * MAX_NUMBERS][:MAX_NUMBERS]
     memory = [arg for o in places for arg in (o.buffer, i64(o.offset))]
     sizes = i32(prod(y.shape)), i32(y.shape[-1])
     steps = {f"STEP{i}": step_of(o, y) or 0 for i, o in enumerate(chain.operands)}
-    site.call(
+    ctx.call(
         f"{SOURCE}-{chain.text}-f32", "chain_rows",
         (*memory, *sizes, *map(f32, numbers), y.buffer),
         (-(-prod(y.shape) // (VECTOR * LANES)), 1, 1),
         lanes=LANES, A_T="f32", B_T="f32", C_T="f32", Y_T="f32", OPERANDS=len(chain.operands),
         HALVES=0, **steps,
     )  # fmt: skip
-    site.can_write_halves()
-    return count, site
+    ctx.can_write_halves()
+    return count, ctx
 
 
 def _chain(groups: Sequence[Sequence[BoundNode]], at: int, y: Operand) -> Chain | None:

@@ -90,29 +90,29 @@ FEW_ROWS: Final = 128
 more often than one for all would; tokens of several sequences see different ones."""
 
 
-def fits_flash(site: CudaLoweringContext) -> bool:
+def fits_flash(ctx: CudaLoweringContext) -> bool:
     """Whether keys and values can be copied in pieces to tensor cores."""
-    k, v, q = site.node.inputs[:3]
+    k, v, q = ctx.node.inputs[:3]
     widths = q.shape[2], v.shape[2]
-    if not site.profile.num_sms or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
+    if not ctx.profile.num_sms or any(n % UNIT or not 0 < n <= MAX_WIDTH for n in widths):
         return False
-    if _local_nbytes(_cut_of(site), *widths, _planes(site)) > site.profile.local_nbytes:
+    if _local_nbytes(_cut_of(ctx), *widths, _planes(ctx)) > ctx.profile.local_nbytes:
         return False
     if k.dtype.is_quantized:
         return has_pieces(q, 2) and all(_has_words(o) for o in (k, v))
     return all(has_pieces(o, 2) for o in (k, v, q))
 
 
-def lower_flash(site: CudaLoweringContext) -> None:
+def lower_flash(ctx: CudaLoweringContext) -> None:
     """One kernel, and one that joins shares of the keys if there are several."""
-    node = site.node
+    node = ctx.node
     k, v, q = node.inputs[:3]
     tensors, has, share = attention_operands(node)
-    cut, planes = _cut_of(site), _planes(site)
+    cut, planes = _cut_of(ctx), _planes(ctx)
     blocks = -(-q.shape[0] * share // cut.rows)
-    splits = _splits(site, cut, blocks * k.shape[1], k)
-    y, parts = window(node.output), _parts(site, splits, q.shape, v.shape[2])
-    numbers = i32(has), f32(site.number("scale")), f32(site.number("soft_cap"))
+    splits = _splits(ctx, cut, blocks * k.shape[1], k)
+    y, parts = window(node.output), _parts(ctx, splits, q.shape, v.shape[2])
+    numbers = i32(has), f32(ctx.number("scale")), f32(ctx.number("soft_cap"))
     args: tuple[Arg, ...] = (
         *(arg for w in (*tensors, y) for arg in w.args), parts,
         *numbers, i32(share), i32(blocks), i32(splits), y.buffer,
@@ -127,26 +127,26 @@ def lower_flash(site: CudaLoweringContext) -> None:
         "LOCAL_NBYTES": _local_nbytes(cut, q.shape[2], v.shape[2], planes),
     }  # fmt: skip
     grid = (blocks, k.shape[1], splits)
-    site.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
+    ctx.call("flash_attention", "flash_attention", args, grid, **defines, **weight_define(k.dtype))
     # What a group sees, and so which rows it requests, is known while the predecessor writes some.
-    site.launched(Launch.BY_ITSELF, node.inputs[-1:] if has & BOUNDS else ())
+    ctx.launched(Launch.BY_ITSELF, node.inputs[-1:] if has & BOUNDS else ())
     if splits == 1 and not cut.along:
-        site.can_write_halves()
+        ctx.can_write_halves()
     if splits > 1:
-        _join(site, tensors[4], splits, has)
+        _join(ctx, tensors[4], splits, has)
 
 
-def _join(site: CudaLoweringContext, sinks: Window, splits: int, has: int) -> None:
+def _join(ctx: CudaLoweringContext, sinks: Window, splits: int, has: int) -> None:
     """Add the call that joins what shares of the rows have: a warp for each head of a token."""
-    y = window(site.node.output)
-    tokens, heads, across = site.node.output.shape
+    y = window(ctx.node.output)
+    tokens, heads, across = ctx.node.output.shape
     args = (SCRATCH, *sinks.args, *y.args, i32(has), i32(splits), y.buffer)
-    warps = JOINING_WARPS if tokens * heads <= site.profile.num_sms else 1
+    warps = JOINING_WARPS if tokens * heads <= ctx.profile.num_sms else 1
     grid = (-(-tokens * heads * warps // JOINING_WARPS), 1, 1)
     at_once = min(MAX_AT_ONCE, 1 << (-(-splits // warps) - 1).bit_length())
     cut = {"ACROSS": across, "AT_ONCE": at_once, "WARPS_OF_ROW": warps}
-    site.call("flash_join", "flash_join", args, grid, lanes=32 * JOINING_WARPS, **cut)
-    site.can_write_halves()
+    ctx.call("flash_join", "flash_join", args, grid, lanes=32 * JOINING_WARPS, **cut)
+    ctx.can_write_halves()
 
 
 def _has_words(operand: Operand) -> bool:
@@ -154,24 +154,22 @@ def _has_words(operand: Operand) -> bool:
     return all(place % 2 == 0 for place in (operand.offset, *operand.strides))
 
 
-def _planes(site: CudaLoweringContext) -> int:
+def _planes(ctx: CudaLoweringContext) -> int:
     """Return how many numbers of 16 bits stand for one of f32."""
-    return 1 if site.profile.activations == "auto" else 2
+    return 1 if ctx.profile.activations == "auto" else 2
 
 
-def _cut_of(site: CudaLoweringContext) -> Cut:
-    k, v, q = site.node.inputs[:3]
+def _cut_of(ctx: CudaLoweringContext) -> Cut:
+    k, v, q = ctx.node.inputs[:3]
     width, rows = max(q.shape[2], v.shape[2]), q.shape[0] * q.shape[1] // k.shape[1]
-    has_one = _planes(site) == 1
+    has_one = _planes(ctx) == 1
     if width <= WIDE and rows <= FEW_ROWS:
         return FEW if has_one else FEW._replace(resident=2)
     if width > WIDE or not has_one:
         return Cut(4, 1, 32 if width > WIDE else 64, 1)
     blocks = -(-rows // GROUPS.rows) * k.shape[1]
     is_whole = not (q.shape[2] | v.shape[2]) % GROUP_UNIT
-    return (
-        GROUPS if site.profile.group_mma and is_whole and blocks >= site.profile.num_sms else MANY
-    )
+    return GROUPS if ctx.profile.group_mma and is_whole and blocks >= ctx.profile.num_sms else MANY
 
 
 def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
@@ -181,17 +179,17 @@ def _local_nbytes(cut: Cut, width: int, across: int, planes: int) -> int:
     return planes * cut.rows * key + 2 * cut.keys * (key + value)
 
 
-def _splits(site: CudaLoweringContext, cut: Cut, groups: int, k: Operand) -> int:
+def _splits(ctx: CudaLoweringContext, cut: Cut, groups: int, k: Operand) -> int:
     """Return into how many shares the rows are cut, so that all multiprocessors have work."""
     # Of one token memory is what takes the time, and each share more to be joined.
     resident = cut.resident if groups > k.shape[1] else 2
-    room = site.profile.num_sms * resident // groups
+    room = ctx.profile.num_sms * resident // groups
     return max(1, min(room, k.shape[0] // SPLIT_ROWS, MAX_SPLITS))
 
 
-def _parts(site: CudaLoweringContext, splits: int, shape: tuple[int, ...], across: int) -> Arg:
+def _parts(ctx: CudaLoweringContext, splits: int, shape: tuple[int, ...], across: int) -> Arg:
     """Return memory for what the shares have, or any memory where there are none."""
     if splits == 1:
-        return site.node.output.buffer
-    assert site.scratch(4 * splits * prod(shape[:2]) * (across + 2)) == 0
+        return ctx.node.output.buffer
+    assert ctx.scratch(4 * splits * prod(shape[:2]) * (across + 2)) == 0
     return SCRATCH

@@ -17,22 +17,22 @@ UNITS: Final = 2
 """Vectors of four that a lane has under way of each operand."""
 
 
-def fits_gated(site: CudaLoweringContext) -> bool:
+def fits_gated(ctx: CudaLoweringContext) -> bool:
     """Whether there are some rows of vectors of four, and none is broadcast."""
-    (gate, up), y = site.node.inputs, site.node.output
+    (gate, up), y = ctx.node.inputs, ctx.node.output
     if gate.shape != up.shape or any(not has_rows(o) for o in (gate, up, y)):
         return False
     return MIN_ROWS <= window(y).rows <= MAX_PARTS
 
 
-def lower_gated(site: CudaLoweringContext) -> None:
+def lower_gated(ctx: CudaLoweringContext) -> None:
     """One kernel."""
-    g, u = (window(operand) for operand in site.node.inputs)
-    y = window(site.node.output)
+    g, u = (window(operand) for operand in ctx.node.inputs)
+    y = window(ctx.node.output)
     parts = -(-y.shape[3] // (4 * LANES * UNITS))
     args = (*g.args, *u.args, *y.args, y.buffer)
-    site.call("gated_rows", "gated_rows", args, (parts, y.rows, 1), lanes=LANES, UNITS=UNITS)
-    site.can_write_halves()
+    ctx.call("gated_rows", "gated_rows", args, (parts, y.rows, 1), lanes=LANES, UNITS=UNITS)
+    ctx.can_write_halves()
 
 
 NARROW_ROWS: Final = 1024
@@ -40,13 +40,13 @@ NARROW_ROWS: Final = 1024
 gated one reads, half as much."""
 
 
-def fits_narrow(sites: list[CudaLoweringContext]) -> bool:
+def fits_narrow(contexts: list[CudaLoweringContext]) -> bool:
     """Whether gate and up are products of many rows by cuBLAS, with weights of bf16 of one shape.
 
     Nobody but the gated product sees them, so they may be rounded as it is.
     """
-    *products, gated = sites
-    first, second = (site.node for site in products)
+    *products, gated = contexts
+    first, second = (ctx.node for ctx in products)
     w, x = first.inputs
     if w.dtype.name != "bf16" or prod(x.shape[:-1]) < NARROW_ROWS:
         return False
@@ -60,12 +60,12 @@ def fits_narrow(sites: list[CudaLoweringContext]) -> bool:
         return False
     if lanes_of(w.shape[-2], prod(x.shape[:-1]))[1] > MAX_UNITS:
         return False
-    return all(fits_rounded(site) for site in products) and fits_gated(gated)
+    return all(fits_rounded(ctx) for ctx in products) and fits_gated(gated)
 
 
-def lower_narrow(sites: list[CudaLoweringContext]) -> None:
+def lower_narrow(contexts: list[CudaLoweringContext]) -> None:
     """Two products by one call, whose rows of bf16 lie in those of f32, and one kernel."""
-    *products, gated = sites
+    *products, gated = contexts
     lower_rounded_together(products)
     gated.scratch_nbytes = products[0].scratch_nbytes
     *before, call = products[0].calls

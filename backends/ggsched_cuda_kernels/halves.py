@@ -66,8 +66,8 @@ def writing_halves(
         return call
     if rows < MIN_ROWS or x.shape[-1] % BLOCK or profile.activations != "auto" or kind == "f32":
         return call
-    site = CudaLoweringContext(product, profile)
-    if not _takes_tiles(site) and (fits_passes(site) or not fits_rounded(site)):
+    ctx = CudaLoweringContext(product, profile)
+    if not _takes_tiles(ctx) and (fits_passes(ctx) or not fits_rounded(ctx)):
         return call
     writer = call if is_bf16 else with_whole_rows(call, x.shape[-1], rows)
     if writer is None:
@@ -106,8 +106,8 @@ def with_whole_rows(call: KernelCall, n: int, rows: int) -> KernelCall | None:
     return replace(call, groups=groups, lanes=lanes, defines=tuple(sorted(defines.items())))
 
 
-def _takes_tiles(site: CudaLoweringContext) -> bool:
-    return site.node.inputs[0].dtype.name in TILED and fits_rows(site)
+def _takes_tiles(ctx: CudaLoweringContext) -> bool:
+    return ctx.node.inputs[0].dtype.name in TILED and fits_rows(ctx)
 
 
 def _is_dense(o: Operand) -> bool:

@@ -86,7 +86,7 @@ class KernelRule:
         name: For people.
         dtypes: Types of the first operand.
         fits: Whether a node can and should run this way, by its shapes and strides.
-        lower: Adds the calls of the node to its site.
+        lower: Adds the calls of the node to its ctx.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Fused:
 
     Attributes:
         fits: Whether the nodes of a group can run this way.
-        lower: Adds the call to the site of the last node.
+        lower: Adds the call to the context of the last node.
     """
 
     fits: Callable[[list[CudaLoweringContext]], bool]
@@ -139,7 +139,7 @@ FUSED: Final[Mapping[str, Fused]] = {
     "rms_norm+mul": Fused(fits_rms_mul, lower_rms_mul),
     "norm+mul+add": Fused(fits_norm_mul_add, lower_norm_mul_add),
     "rms_norm+mul+swiglu": Fused(fits_gated_norm, lower_gated_norm),
-    "rope+set_rows": Fused(lambda s: fits_rope_rows(*(site.node for site in s)), lower_rope_rows),
+    "rope+set_rows": Fused(lambda s: fits_rope_rows(*(ctx.node for ctx in s)), lower_rope_rows),
     "sum_rows+add": Fused(fits_sum_add, lower_sum_add),
     "mul_mat*2+swiglu": Fused(fits_narrow, lower_narrow),
     PATTERN: Fused(fits_sums, lower_sums),
@@ -149,10 +149,10 @@ FUSED: Final[Mapping[str, Fused]] = {
 
 JOINERS: Final[tuple[FusionRule, ...]] = (
     join_products, join_routed, join_experts, join_attention,
-    partial(join_heads, site=CudaLoweringContext, least=2), join_tokens, join_route,
+    partial(join_heads, ctx=CudaLoweringContext, least=2), join_tokens, join_route,
     join_sums, join_last_sum, join_conv, join_linear_attention, join_elements, join_chain_rows,
-    partial(join_chain, site=CudaLoweringContext),
-    partial(join_convolution, site=CudaLoweringContext, tiles=conv_tiles),
+    partial(join_chain, ctx=CudaLoweringContext),
+    partial(join_convolution, ctx=CudaLoweringContext, tiles=conv_tiles),
 )  # fmt: skip
 """What makes one call of neighbours; the first that does is taken, before any other way."""
 
@@ -190,12 +190,12 @@ def fusions_of(profile: TuningProfile) -> frozenset[str]:
     return own | supported_fusions(profile)
 
 
-def choose(site: CudaLoweringContext) -> KernelRule | None:
+def choose(ctx: CudaLoweringContext) -> KernelRule | None:
     """Return the first way that fits a node, or None for the shared kernels."""
-    node = site.node
+    node = ctx.node
     kind = node.inputs[0].dtype.name if node.inputs else ""
     for choice in TABLE:
-        if choice.op == node.op and kind in choice.dtypes and choice.fits(site):
+        if choice.op == node.op and kind in choice.dtypes and choice.fits(ctx):
             return choice
     return None
 
@@ -218,17 +218,17 @@ def lower(
         if joined is None and _is_product_alone(groups[at], profile):
             groups[at : at + 1] = [groups[at][:1], groups[at][1:]]
             continue
-        count, sites = joined or (1, _lower_group(groups[at], profile, retained))
-        normed = None if joined else _normed(groups, at, sites, profile)
+        count, contexts = joined or (1, _lower_group(groups[at], profile, retained))
+        normed = None if joined else _normed(groups, at, contexts, profile)
         if normed is not None:
-            count, sites = 2, [*sites[:-1], normed]
+            count, contexts = 2, [*contexts[:-1], normed]
         made = [node.output for group in groups[at : at + count] for node in group]
-        for site in sites:
-            for call in site.calls:
+        for ctx in contexts:
+            for call in ctx.calls:
                 calls.append(reading_early(call, calls[-1], writes) if calls else call)
                 ends.append(0)
-            writes = made if site.calls else writes
-            scratch = max(scratch, site.scratch_nbytes)
+            writes = made if ctx.calls else writes
+            scratch = max(scratch, ctx.scratch_nbytes)
         for operand in made:
             retained.forget(operand)
         at += count
@@ -253,38 +253,38 @@ def _is_product_alone(group: Sequence[BoundNode], profile: TuningProfile) -> boo
 def _joined(
     groups: Groups, at: int, profile: TuningProfile
 ) -> tuple[int, list[CudaLoweringContext]] | None:
-    """Return how many groups from ``at`` on one call computes, and its site; None if none does."""
+    """Return how many groups from ``at`` on one call computes, and its context, or None."""
     if any(0 in node.output.shape for node in groups[at]):
         return None
     for join in JOINERS:
         found = join(groups, at, profile)
         if found is not None:
-            count, site = found
+            count, ctx = found
             for group in groups[at : at + count]:
                 for node in group:
                     _check(node)
-            return count, [site]
+            return count, [ctx]
     return None
 
 
 def _together(
     groups: Groups, at: int, profile: TuningProfile, retained: Retained
 ) -> tuple[int, list[CudaLoweringContext]] | None:
-    """Return how many products of the same rows one call computes, and its site, or None."""
+    """Return how many products of the same rows one call computes, and its context, or None."""
     found = join_same_rows(groups, at, profile, retained)
     if found is None:
         return None
-    count, site = found
+    count, ctx = found
     for group in groups[at : at + count]:
         _check(group[0])
-    return count, [site]
+    return count, [ctx]
 
 
 def _normed(
-    groups: Groups, at: int, sites: Sequence[LoweringContext], profile: TuningProfile
+    groups: Groups, at: int, contexts: Sequence[LoweringContext], profile: TuningProfile
 ) -> LoweringContext | None:
-    """Return the site of the last addition of a group and of the norm behind it, as one call."""
-    last = sites[-1]
+    """Return the context of the last addition of a group and of the norm behind it, as one call."""
+    last = contexts[-1]
     if at + 1 == len(groups) or last.node.op != "add" or len(last.calls) != 1:
         return None
     call = last.calls[0]
@@ -303,48 +303,48 @@ def _lower_group(
     group: Sequence[BoundNode], profile: TuningProfile, retained: Retained
 ) -> Sequence[LoweringContext]:
     """Lower a group by one kernel or node by node."""
-    sites = [CudaLoweringContext(node, profile, retained) for node in group]
-    fused = _fused(sites) if len(sites) > 1 else None
+    contexts = [CudaLoweringContext(node, profile, retained) for node in group]
+    fused = _fused(contexts) if len(contexts) > 1 else None
     if fused is not None:
         return [fused]
     at, singles = 0, [[node] for node in group]
-    while at < len(sites):
+    while at < len(contexts):
         count, joined = _together(singles, at, profile, retained) or (1, [])
         if joined:
-            sites[at + count - 1] = joined[0]
+            contexts[at + count - 1] = joined[0]
         else:
-            _lower_one(sites[at])
-        for site in sites[at : at + count]:
-            retained.forget(site.node.output)
+            _lower_one(contexts[at])
+        for ctx in contexts[at : at + count]:
+            retained.forget(ctx.node.output)
         at += count
-    return sites
+    return contexts
 
 
-def _fused(sites: list[CudaLoweringContext]) -> LoweringContext | None:
-    """Return the site of a group that one kernel runs, ours or a shared one, or None."""
-    group = sites[0].node.group
-    if group is None or any(0 in site.node.output.shape for site in sites):
+def _fused(contexts: list[CudaLoweringContext]) -> LoweringContext | None:
+    """Return the context of a group that one kernel runs, ours or a shared one, or None."""
+    group = contexts[0].node.group
+    if group is None or any(0 in ctx.node.output.shape for ctx in contexts):
         return None
-    for site in sites:
-        _check(site.node)
+    for ctx in contexts:
+        _check(ctx.node)
     own = FUSED.get(group.pattern)
-    if own is None or not own.fits(sites):
-        return lower_group([site.node for site in sites], sites[0].profile)
-    own.lower(sites)
-    return sites[-1]
+    if own is None or not own.fits(contexts):
+        return lower_group([ctx.node for ctx in contexts], contexts[0].profile)
+    own.lower(contexts)
+    return contexts[-1]
 
 
-def _lower_one(site: CudaLoweringContext) -> None:
-    """Lower a node at its site."""
-    node = site.node
-    choice = None if 0 in node.output.shape else choose(site)
+def _lower_one(ctx: CudaLoweringContext) -> None:
+    """Lower a node by its context."""
+    node = ctx.node
+    choice = None if 0 in node.output.shape else choose(ctx)
     if choice is None:
-        shared = lower_nodes([node], site.profile, site.retained)
-        site.calls.extend(shared.calls)
-        site.scratch_nbytes = shared.memory.get(SCRATCH, 0)
+        shared = lower_nodes([node], ctx.profile, ctx.retained)
+        ctx.calls.extend(shared.calls)
+        ctx.scratch_nbytes = shared.memory.get(SCRATCH, 0)
         return
     _check(node)
-    choice.lower(site)
+    choice.lower(ctx)
 
 
 def _check(node: BoundNode) -> None:

@@ -34,35 +34,35 @@ UNPACKED_BY_PARTS_PS: Final = {1: 3.6, 2: 5.3}
 16 bits half as much again, which is predicted."""
 
 
-def fits_passes(site: CudaLoweringContext) -> bool:
+def fits_passes(ctx: CudaLoweringContext) -> bool:
     """Whether passes over a packed weight are predicted to be quicker than to unpack it."""
-    w, x = site.node.inputs
-    y, rows = site.node.output, x.shape[-2]
-    if not site.profile.num_sms or 0 in (*w.shape, *y.shape) or prod(w.shape[:-2]) != 1:
+    w, x = ctx.node.inputs
+    y, rows = ctx.node.output, x.shape[-2]
+    if not ctx.profile.num_sms or 0 in (*w.shape, *y.shape) or prod(w.shape[:-2]) != 1:
         return False
-    if prod(x.shape[:-1]) != rows or not site.profile.few_rows < rows:
+    if prod(x.shape[:-1]) != rows or not ctx.profile.few_rows < rows:
         return False
-    columns = columns_at_once(site)
-    return columns > 0 and passes_ps(site, columns) < unpacked_ps(site)
+    columns = columns_at_once(ctx)
+    return columns > 0 and passes_ps(ctx, columns) < unpacked_ps(ctx)
 
 
-def passes_ps(site: CudaLoweringContext, columns: int) -> float:
+def passes_ps(ctx: CudaLoweringContext, columns: int) -> float:
     """Return the predicted picoseconds of all passes for an element of the weight."""
-    w, x = site.node.inputs
+    w, x = ctx.node.inputs
     each = (PASS_PS + COLUMN_PS * columns) * (1.0 if w.dtype in OWN_CODE else BY_FIELDS)
     return -(-x.shape[-2] // columns) * each
 
 
-def unpacked_ps(site: CudaLoweringContext) -> float:
+def unpacked_ps(ctx: CudaLoweringContext) -> float:
     """Return the predicted picoseconds for an element of a weight that is unpacked."""
-    name = site.node.inputs[0].dtype.name
+    name = ctx.node.inputs[0].dtype.name
     known = UNPACKED_BY_PARTS_PS if name in BY_BYTES else UNPACKED_PS
-    return known[1 if site.profile.activations == "auto" else PLANES[name]]
+    return known[1 if ctx.profile.activations == "auto" else PLANES[name]]
 
 
-def lower_passes(site: CudaLoweringContext) -> None:
+def lower_passes(ctx: CudaLoweringContext) -> None:
     """Add the call."""
-    lower_blocks(site)
+    lower_blocks(ctx)
 
 
 __all__ = ["fits_passes", "lower_passes", "passes_ps", "unpacked_ps"]

@@ -64,118 +64,118 @@ SPLIT_UNIT: Final = 8
 """Elements that a lane converts; rows are a multiple of these apart."""
 
 
-def fits_plain(site: CudaLoweringContext) -> bool:
+def fits_plain(ctx: CudaLoweringContext) -> bool:
     """Whether a product is one of f32, batched in any way."""
-    return _has_rows(site, site.profile.few_rows + 1) and site.node.inputs[0].dtype.name == "f32"
+    return _has_rows(ctx, ctx.profile.few_rows + 1) and ctx.node.inputs[0].dtype.name == "f32"
 
 
-def fits_split(site: CudaLoweringContext) -> bool:
+def fits_split(ctx: CudaLoweringContext) -> bool:
     """Whether a product has one weight of bf16."""
-    w = site.node.inputs[0]
-    return _has_rows(site, site.profile.few_rows + 1) and w.dtype.name == "bf16" and _is_single(w)
+    w = ctx.node.inputs[0]
+    return _has_rows(ctx, ctx.profile.few_rows + 1) and w.dtype.name == "bf16" and _is_single(w)
 
 
-def fits_unpacked(site: CudaLoweringContext) -> bool:
+def fits_unpacked(ctx: CudaLoweringContext) -> bool:
     """Whether a product has one weight of another type, and more rows than decoding has.
 
     Without tensor cores 16 rows of a q8_0 weight took 1,289 us, unpacked 263 us at 32 (H100).
     """
-    return _has_rows(site, site.profile.few_rows + 1) and _is_single(site.node.inputs[0])
+    return _has_rows(ctx, ctx.profile.few_rows + 1) and _is_single(ctx.node.inputs[0])
 
 
-def fits_rounded(site: CudaLoweringContext) -> bool:
+def fits_rounded(ctx: CudaLoweringContext) -> bool:
     """Whether a product has one weight of 16 bits or packed, and x may be rounded like it."""
-    w = site.node.inputs[0]
-    least = site.profile.few_rows + 1
+    w = ctx.node.inputs[0]
+    least = ctx.profile.few_rows + 1
     least = min(least, ROUNDED_ROWS.get(w.dtype.name, least))
-    if site.profile.activations != "auto" or not _is_single(w):
+    if ctx.profile.activations != "auto" or not _is_single(w):
         return False
-    if not _has_rows(site, least, converts=True):
+    if not _has_rows(ctx, least, converts=True):
         return False
     places = (w.offset, *w.strides[-2:-1])
     return all(place % alignment_of(w.dtype) == 0 for place in places)
 
 
-def lower_plain(site: CudaLoweringContext) -> None:
+def lower_plain(ctx: CudaLoweringContext) -> None:
     """One product, or a few of many batches."""
-    w, x = site.node.inputs
+    w, x = ctx.node.inputs
     # Rows of batches that one weight meets are one matrix, which a copy makes of any others.
-    a = site.contiguous(x, copies=_is_single(w) and not _is_even(window(x)))
-    _multiply(site, window(w), a, blas.F32, 0)
+    a = ctx.contiguous(x, copies=_is_single(w) and not _is_even(window(x)))
+    _multiply(ctx, window(w), a, blas.F32, 0)
 
 
-def lower_rounded(site: CudaLoweringContext) -> None:
+def lower_rounded(ctx: CudaLoweringContext) -> None:
     """One product for each piece of a weight, with rows of x in 16 bits."""
-    w, x = site.node.inputs
+    w, x = ctx.node.inputs
     name, m, k = w.dtype.name, prod(x.shape[:-1]), x.shape[-1]
-    layout = convert_rows(site)
+    layout = convert_rows(ctx)
     rows, scales = Window(FACTOR, 0, (1, 1, m, k), (0, 0, layout.pitch, 2)), layout.scales
     if not w.dtype.is_quantized:
-        _multiply(site, window(w), rows, blas.BF16 if name == "bf16" else blas.F16, 0)
+        _multiply(ctx, window(w), rows, blas.BF16 if name == "bf16" else blas.F16, 0)
         if name != "bf16":
-            _unscale(site, scales, None)
+            _unscale(ctx, scales, None)
         return
     n, whole = w.shape[-2], window(w)
     at_once = _piece_rows(n, 2 * _pitch(k))
-    at, undo = site.scratch(2 * at_once * _pitch(k)), site.scratch(4 * n)
+    at, undo = ctx.scratch(2 * at_once * _pitch(k)), ctx.scratch(4 * n)
     for first in range(0, n, at_once):
         count = min(at_once, n - first)
         source = (whole.buffer, i64(whole.offset + first * whole.strides[2]), i64(whole.strides[2]))
         args = (*source, SCRATCH, i64(at), i64(undo + 4 * first), i32(k), i32(count))
         defines = weight_define(w.dtype)
         groups = (-(-count // ROWS_AT_ONCE), 1, 1)
-        site.call("to_f16", "to_f16", args, groups, lanes=SPLIT_LANES, **defines)
-        _multiply(site, _plane(SCRATCH, at, count, k), rows, blas.F16, 0, column=first)
-    _unscale(site, scales, undo)
+        ctx.call("to_f16", "to_f16", args, groups, lanes=SPLIT_LANES, **defines)
+        _multiply(ctx, _plane(SCRATCH, at, count, k), rows, blas.F16, 0, column=first)
+    _unscale(ctx, scales, undo)
 
 
-def lower_rounded_together(sites: Sequence[CudaLoweringContext]) -> None:
+def lower_rounded_together(contexts: Sequence[CudaLoweringContext]) -> None:
     """One call for several weights of bf16 of one shape."""
-    lower_rounded(sites[0])
-    product = sites[0].calls[-1]
+    lower_rounded(contexts[0])
+    product = contexts[0].calls[-1]
     assert isinstance(product, ProductCall)
-    others = [(window(site.node.inputs[0]), window(site.node.output)) for site in sites[1:]]
+    others = [(window(ctx.node.inputs[0]), window(ctx.node.output)) for ctx in contexts[1:]]
     more = tuple(((w.buffer, w.offset), (y.buffer, y.offset)) for w, y in others)
-    sites[0].calls[-1] = replace(product, more=more)
+    contexts[0].calls[-1] = replace(product, more=more)
 
 
-def _unscale(site: CudaLoweringContext, rows_at: int, columns_at: int | None) -> None:
+def _unscale(ctx: CudaLoweringContext, rows_at: int, columns_at: int | None) -> None:
     """Add the call that undoes the scales of rows of x and, if they have any, of w."""
-    y, has_columns = window(site.node.output), columns_at is not None
+    y, has_columns = window(ctx.node.output), columns_at is not None
     columns = (SCRATCH, i64(columns_at or 0)) if has_columns else (FACTOR, i64(0))
     groups = (-(-y.shape[3] // SPLIT_LANES), -(-y.rows // UNSCALED_ROWS), 1)
     defines = {"ROWS": UNSCALED_ROWS, "HAS_COLUMNS": int(has_columns)}
     args = (*y.args, FACTOR, i64(rows_at), *columns)
-    site.call("unscale", "unscale", args, groups, lanes=SPLIT_LANES, **defines)
+    ctx.call("unscale", "unscale", args, groups, lanes=SPLIT_LANES, **defines)
 
 
-def lower_split(site: CudaLoweringContext) -> None:
+def lower_split(ctx: CudaLoweringContext) -> None:
     """Products of a weight of bf16 with both parts of x."""
-    high, low = _split_rows(site)
-    w = window(site.node.inputs[0])
-    _multiply(site, w, high, blas.BF16, 0)
-    _multiply(site, w, low, blas.BF16, 1)
+    high, low = _split_rows(ctx)
+    w = window(ctx.node.inputs[0])
+    _multiply(ctx, w, high, blas.BF16, 0)
+    _multiply(ctx, w, low, blas.BF16, 1)
 
 
-def lower_unpacked(site: CudaLoweringContext) -> None:
+def lower_unpacked(ctx: CudaLoweringContext) -> None:
     """Unpack a piece of the weight, multiply its parts with those of x, and go on."""
-    w = site.node.inputs[0]
-    high, low = _split_rows(site)
+    w = ctx.node.inputs[0]
+    high, low = _split_rows(ctx)
     n, k = w.shape[-2:]
     planes, pitch = PLANES[w.dtype.name], _pitch(k)
     at_once = _piece_rows(n, 2 * planes * pitch)
     plane = at_once * pitch
-    at = site.scratch(2 * planes * plane)
+    at = ctx.scratch(2 * planes * plane)
     whole = window(w)
     for first in range(0, n, at_once):
         rows = min(at_once, n - first)
         source = (whole.buffer, i64(whole.offset + first * whole.strides[2]), i64(whole.strides[2]))
-        _to_bf16(site, source, (SCRATCH, at), (rows, k, plane), w.dtype, planes)
+        _to_bf16(ctx, source, (SCRATCH, at), (rows, k, plane), w.dtype, planes)
         parts = [_plane(SCRATCH, at + 2 * i * plane, rows, k) for i in range(planes)]
-        _multiply(site, parts[0], high, blas.BF16, 0, column=first)
-        _multiply(site, parts[0], low, blas.BF16, 1, column=first)
+        _multiply(ctx, parts[0], high, blas.BF16, 0, column=first)
+        _multiply(ctx, parts[0], low, blas.BF16, 1, column=first)
         for rest in parts[1:]:
-            _multiply(site, rest, high, blas.BF16, 1, column=first)
+            _multiply(ctx, rest, high, blas.BF16, 1, column=first)
 
 
 def _piece_rows(n: int, row_nbytes: int) -> int:
@@ -186,21 +186,21 @@ def _piece_rows(n: int, row_nbytes: int) -> int:
     return min(n, even if even <= most else each)
 
 
-def _split_rows(site: CudaLoweringContext) -> tuple[Window, Window]:
+def _split_rows(ctx: CudaLoweringContext) -> tuple[Window, Window]:
     """Return the rows of x as two windows of bf16 whose sum they are."""
-    x = site.node.inputs[1]
+    x = ctx.node.inputs[1]
     m, k = prod(x.shape[:-1]), x.shape[-1]
     plane = m * _pitch(k)
-    if site.retained.prepare(FACTOR, x, "bf16", 4 * plane):
-        a = site.contiguous(x)
+    if ctx.retained.prepare(FACTOR, x, "bf16", 4 * plane):
+        a = ctx.contiguous(x)
         # Its rows follow each other evenly (see fits).
         source = (a.buffer, i64(a.offset), i64(_step(a, 4)))
-        _to_bf16(site, source, (FACTOR, 0), (m, k, plane), F32, 2)
+        _to_bf16(ctx, source, (FACTOR, 0), (m, k, plane), F32, 2)
     return _plane(FACTOR, 0, m, k), _plane(FACTOR, 2 * plane, m, k)
 
 
 def _to_bf16(
-    site: CudaLoweringContext,
+    ctx: CudaLoweringContext,
     source: tuple[Arg, Arg, Arg],
     to: tuple[ArgPlaceholder, int],
     size: tuple[int, int, int],
@@ -212,7 +212,7 @@ def _to_bf16(
     args = (*source, to[0], i64(to[1]), i32(rows), i32(k), i32(_pitch(k)), i64(plane))
     groups = -(-rows * (_pitch(k) // SPLIT_UNIT) // SPLIT_LANES)
     defines = {"PLANES": planes, **weight_define(dtype)}
-    site.call("to_bf16", "to_bf16", args, (groups, 1, 1), lanes=SPLIT_LANES, **defines)
+    ctx.call("to_bf16", "to_bf16", args, (groups, 1, 1), lanes=SPLIT_LANES, **defines)
 
 
 def _pitch(k: int) -> int:
@@ -224,10 +224,10 @@ def _plane(memory: ArgPlaceholder, offset: int, rows: int, k: int) -> Window:
 
 
 def _multiply(
-    site: CudaLoweringContext, w: Window, x: Window, kind: int, adds: int, *, column: int = 0
+    ctx: CudaLoweringContext, w: Window, x: Window, kind: int, adds: int, *, column: int = 0
 ) -> None:
     """Add products for all batches; ``column`` is where in a row of y the results begin."""
-    y = window(site.node.output)
+    y = window(ctx.node.output)
     size = 4 if kind == blas.F32 else 2
     n, k = w.shape[2:]
     has_columns = w.shape[3] > 1 and w.strides[3] != size
@@ -238,7 +238,7 @@ def _multiply(
         places = ((w.buffer, w.offset), (x.buffer, x.offset), (y.buffer, y.offset + 4 * column))
         step = w.strides[2] // size if has_columns else _row(w, k, size)
         rows = (step, max(k, _step(x, size) // size), _step(y, 4) // 4)
-        _add(site, (m, n, k), places, kind, rows, (1, 0, 0, 0), (bool(adds), has_columns))
+        _add(ctx, (m, n, k), places, kind, rows, (1, 0, 0, 0), (bool(adds), has_columns))
         return
     m = y.shape[2]
     step = w.strides[2] // size if has_columns else _row(w, k, size)
@@ -253,7 +253,7 @@ def _multiply(
                 (x.buffer, x.offset + outer * x.strides[0] + inner * x.strides[1]),
                 (y.buffer, y.offset + outer * y.strides[0] + inner * y.strides[1]),
             )
-            _add(site, (m, n, k), places, kind, rows, batches, (bool(adds), has_columns))
+            _add(ctx, (m, n, k), places, kind, rows, batches, (bool(adds), has_columns))
 
 
 def _one_batch_axis(*operands: Window) -> list[Window]:
@@ -269,7 +269,7 @@ def _one_batch_axis(*operands: Window) -> list[Window]:
 
 
 def _add(
-    site: CudaLoweringContext,
+    ctx: CudaLoweringContext,
     size: tuple[int, int, int],
     places: tuple[Place, Place, Place],
     kind: int,
@@ -279,21 +279,21 @@ def _add(
 ) -> None:
     w, x, y = places
     adds, has_columns = how
-    call = ProductCall(size, w, x, y, kind, rows, batches, adds, site.node.label, has_columns)
-    site.product(replace(call, precision=site.profile.precision if kind == blas.F32 else "f32"))
+    call = ProductCall(size, w, x, y, kind, rows, batches, adds, ctx.node.label, has_columns)
+    ctx.product(replace(call, precision=ctx.profile.precision if kind == blas.F32 else "f32"))
 
 
 # --- what fits ----------------------------------------------------------------------------------
 
 
-def _has_rows(site: CudaLoweringContext, least: int, *, converts: bool = False) -> bool:
+def _has_rows(ctx: CudaLoweringContext, least: int, *, converts: bool = False) -> bool:
     """Whether a product has enough rows, and strides that cuBLAS knows.
 
     Args:
         converts: Whether x is converted first, so that its rows lie anywhere.
     """
-    w, x = site.node.inputs
-    y = site.node.output
+    w, x = ctx.node.inputs
+    y = ctx.node.output
     if 0 in (*w.shape, *x.shape, *y.shape):
         return False
     m = window(y).rows if _is_single(w) else window(y).shape[2]
@@ -304,10 +304,10 @@ def _has_rows(site: CudaLoweringContext, least: int, *, converts: bool = False) 
         return False
     if converts:
         return _has_plain_rows(y) and _is_even(window(y))
-    return _has_plain_rows(y) and _has_plain_inputs(site, w, x, y)
+    return _has_plain_rows(y) and _has_plain_inputs(ctx, w, x, y)
 
 
-def _has_plain_inputs(site: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
+def _has_plain_inputs(ctx: CudaLoweringContext, w: Operand, x: Operand, y: Operand) -> bool:
     """Whether x (as it is after it was made contiguous) and y can be walked through.
 
     With one weight for all of them the rows of all batches have to follow each other evenly; those

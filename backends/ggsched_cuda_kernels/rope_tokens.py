@@ -27,7 +27,7 @@ MAX_UNITS: Final = 8
 def join_tokens(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on one kernel does, and its site; None for fewer than two.
+    """Return how many groups from ``at`` on one kernel does, and its context; None if under two.
 
     A group is taken as long as nothing that it writes is read or written by the others.
     """
@@ -38,13 +38,13 @@ def join_tokens(
     units = [_units(job) for job in jobs[:count]]
     if count < 2 or sum(units) > MAX_UNITS:
         return None
-    site = CudaLoweringContext(groups[at + count - 1][-1], profile)
+    ctx = CudaLoweringContext(groups[at + count - 1][-1], profile)
     defines = {f"UNITS_{i}": n for i, n in enumerate([*units, 1][:3])}
     grid = (jobs[0].source.shape[1], 1, 1)
     kernel = "rope_tokens"
-    site.call(kernel, kernel, arguments(jobs[:count]), grid, lanes=LANES, JOBS=count, **defines)
-    site.launched(Launch.WAITS_FIRST)
-    return count, site
+    ctx.call(kernel, kernel, arguments(jobs[:count]), grid, lanes=LANES, JOBS=count, **defines)
+    ctx.launched(Launch.WAITS_FIRST)
+    return count, ctx
 
 
 def _units(job: Job) -> int:

@@ -27,76 +27,76 @@ MAX_WEIGHTS: Final = 3
 def join_same_rows(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile, retained: Retained
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on one call computes, and its site; None below two."""
-    sites: list[CudaLoweringContext] = []
+    """Return how many groups from ``at`` on one call computes, and its context; None below two."""
+    contexts: list[CudaLoweringContext] = []
     for group in groups[at : at + MAX_WEIGHTS]:
-        site = CudaLoweringContext(group[0], profile, retained)
-        if len(group) > 1 or not _is_product(site) or not _is_alike(site, sites):
+        ctx = CudaLoweringContext(group[0], profile, retained)
+        if len(group) > 1 or not _is_product(ctx) or not _is_alike(ctx, contexts):
             break
-        sites.append(site)
-    if sites and _by_batch(sites[0]):
-        if fits_together(sites):
-            lower_rows_together(sites)
-            return _joined(sites)
-        sites = list(takewhile(lambda site: _is_shaped_like(site, sites[0]), sites))
-    if len(sites) < 2:
+        contexts.append(ctx)
+    if contexts and _by_batch(contexts[0]):
+        if fits_together(contexts):
+            lower_rows_together(contexts)
+            return _joined(contexts)
+        contexts = list(takewhile(lambda ctx: _is_shaped_like(ctx, contexts[0]), contexts))
+    if len(contexts) < 2:
         return None
-    if _by_tiles(sites[0]):
-        lower_rows_together(sites)
-    elif _by_batch(sites[0]):
-        lower_rounded_together(sites)
+    if _by_tiles(contexts[0]):
+        lower_rows_together(contexts)
+    elif _by_batch(contexts[0]):
+        lower_rounded_together(contexts)
     else:
-        lower_blocks(*sites)
-    return _joined(sites)
+        lower_blocks(*contexts)
+    return _joined(contexts)
 
 
-def _joined(sites: Sequence[CudaLoweringContext]) -> tuple[int, CudaLoweringContext]:
-    last = sites[-1]
-    last.calls = [replace(call, label=last.node.label) for call in sites[0].calls]
-    last.scratch_nbytes = sites[0].scratch_nbytes
-    return len(sites), last
+def _joined(contexts: Sequence[CudaLoweringContext]) -> tuple[int, CudaLoweringContext]:
+    last = contexts[-1]
+    last.calls = [replace(call, label=last.node.label) for call in contexts[0].calls]
+    last.scratch_nbytes = contexts[0].scratch_nbytes
+    return len(contexts), last
 
 
-def _is_product(site: CudaLoweringContext) -> bool:
+def _is_product(ctx: CudaLoweringContext) -> bool:
     """Whether a node is a product with one weight that a kernel of several takes."""
-    node = site.node
+    node = ctx.node
     if node.op != "mul_mat" or 0 in node.output.shape or 0 in node.inputs[1].shape:
         return False
     if prod(node.inputs[0].shape[:-2]) != 1:
         return False
-    return _by_tiles(site) or _by_batch(site) or _by_blocks(site)
+    return _by_tiles(ctx) or _by_batch(ctx) or _by_blocks(ctx)
 
 
-def _by_tiles(site: CudaLoweringContext) -> bool:
-    return site.node.inputs[0].dtype.name in TILED and fits_rows(site)
+def _by_tiles(ctx: CudaLoweringContext) -> bool:
+    return ctx.node.inputs[0].dtype.name in TILED and fits_rows(ctx)
 
 
-def _by_batch(site: CudaLoweringContext) -> bool:
+def _by_batch(ctx: CudaLoweringContext) -> bool:
     """Whether it is one of cuBLAS, of bf16 as it lies."""
-    return site.node.inputs[0].dtype.name == "bf16" and not fits_rows(site) and fits_rounded(site)
+    return ctx.node.inputs[0].dtype.name == "bf16" and not fits_rows(ctx) and fits_rounded(ctx)
 
 
-def _by_blocks(site: CudaLoweringContext) -> bool:
-    w, x = site.node.inputs
+def _by_blocks(ctx: CudaLoweringContext) -> bool:
+    w, x = ctx.node.inputs
     if not w.dtype.is_quantized:
         return False
     rows = prod(x.shape[:-1])
-    is_few = 1 < rows == x.shape[-2] <= site.profile.few_rows
-    return is_few and site.profile.num_sms > 0 and columns_at_once(site) > 0
+    is_few = 1 < rows == x.shape[-2] <= ctx.profile.few_rows
+    return is_few and ctx.profile.num_sms > 0 and columns_at_once(ctx) > 0
 
 
-def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) -> bool:
+def _is_alike(ctx: CudaLoweringContext, others: Sequence[CudaLoweringContext]) -> bool:
     """Whether a product can be of one call with others, and touches nothing that these write."""
-    node = site.node
+    node = ctx.node
     w, x = node.inputs
     if node.output.meets(x):
         return False
     for other in others:
         weight, rows = other.node.inputs
         is_same_x = x.is_same_window(rows)
-        if not is_same_x or weight.dtype is not w.dtype or _by_tiles(other) != _by_tiles(site):
+        if not is_same_x or weight.dtype is not w.dtype or _by_tiles(other) != _by_tiles(ctx):
             return False
-        if not (_by_tiles(site) or _by_batch(site)) and not can_join_blocks(site, other):
+        if not (_by_tiles(ctx) or _by_batch(ctx)) and not can_join_blocks(ctx, other):
             return False
         made = other.node.output
         if any(made.meets(o) for o in (w, x, node.output)) or node.output.meets(weight):
@@ -104,11 +104,11 @@ def _is_alike(site: CudaLoweringContext, others: Sequence[CudaLoweringContext]) 
     return True
 
 
-def _is_shaped_like(site: CudaLoweringContext, other: CudaLoweringContext) -> bool:
+def _is_shaped_like(ctx: CudaLoweringContext, other: CudaLoweringContext) -> bool:
     """Whether two products can be batches of one."""
     (w, weight), (y, made) = (
-        (site.node.inputs[0], other.node.inputs[0]),
-        (site.node.output, other.node.output),
+        (ctx.node.inputs[0], other.node.inputs[0]),
+        (ctx.node.output, other.node.output),
     )
     return (w.shape, w.strides, y.strides) == (weight.shape, weight.strides, made.strides)
 

@@ -167,135 +167,135 @@ LANES: Final = 256
 PIECE: Final = 16  # bytes of an asynchronous copy
 
 
-def fits_experts(site: CudaLoweringContext) -> bool:
+def fits_experts(ctx: CudaLoweringContext) -> bool:
     """Whether a product with the weights of experts has rows enough, and strides that fit."""
-    w, _, ids = site.node.inputs
+    w, _, ids = ctx.node.inputs
     pairs = prod(ids.shape)
-    if pairs <= max(2 * site.profile.few_rows, w.shape[0] // 2):
+    if pairs <= max(2 * ctx.profile.few_rows, w.shape[0] // 2):
         return False
-    return _fits(site, _routed_cut(site))
+    return _fits(ctx, _routed_cut(ctx))
 
 
-def fits_rows(site: CudaLoweringContext) -> bool:
+def fits_rows(ctx: CudaLoweringContext) -> bool:
     """Whether a product has one weight, and a number of rows for which it need not be unpacked."""
-    w, x = site.node.inputs
+    w, x = ctx.node.inputs
     rows = prod(x.shape[:-1])
-    most = MAX_ROWS[planes_of(site)].get(w.dtype.name, 0)
-    if by_groups(site):
-        return prod(w.shape[:-2]) == 1 and _fits(site, cut_of(site))
-    if not site.profile.few_rows < rows <= most:
+    most = MAX_ROWS[planes_of(ctx)].get(w.dtype.name, 0)
+    if by_groups(ctx):
+        return prod(w.shape[:-2]) == 1 and _fits(ctx, cut_of(ctx))
+    if not ctx.profile.few_rows < rows <= most:
         return False
-    cut = cut_of(site)
+    cut = cut_of(ctx)
     share = MIN_SHARE if cut.splits == 1 else MIN_SHARE / 2
-    if _blocks(site, cut) * cut.splits < share * site.profile.num_sms:
+    if _blocks(ctx, cut) * cut.splits < share * ctx.profile.num_sms:
         return False
-    return prod(w.shape[:-2]) == 1 and _fits(site, cut)
+    return prod(w.shape[:-2]) == 1 and _fits(ctx, cut)
 
 
-def by_groups(site: CudaLoweringContext) -> bool:
+def by_groups(ctx: CudaLoweringContext) -> bool:
     """Whether groups of four warps multiply the rows of a product with one weight."""
-    w, x = site.node.inputs
+    w, x = ctx.node.inputs
     least, most = GROUP_ROWS
-    if not site.profile.group_mma or planes_of(site) > 1 or w.dtype.name not in GROUP_DTYPES:
+    if not ctx.profile.group_mma or planes_of(ctx) > 1 or w.dtype.name not in GROUP_DTYPES:
         return False
     is_whole = not x.shape[-1] % (BLOCK * GROUP_CUTS[128].blocks)
     return is_whole and least <= prod(x.shape[:-1]) <= most
 
 
-def fits_together(sites: Sequence[CudaLoweringContext]) -> bool:
+def fits_together(contexts: Sequence[CudaLoweringContext]) -> bool:
     """Whether products of the same rows with weights of several shapes are quicker by one call.
 
     By cuBLAS each shape is a call of its own.
     """
-    site = sites[0]
-    if not _has_clusters(site) or len({each.node.inputs[0].shape for each in sites}) == 1:
+    ctx = contexts[0]
+    if not _has_clusters(ctx) or len({each.node.inputs[0].shape for each in contexts}) == 1:
         return False
-    rows = prod(site.node.inputs[1].shape[:-1])
-    if not site.profile.few_rows < rows <= TOGETHER_ROWS.get(site.node.inputs[0].dtype.name, 0):
+    rows = prod(ctx.node.inputs[1].shape[:-1])
+    if not ctx.profile.few_rows < rows <= TOGETHER_ROWS.get(ctx.node.inputs[0].dtype.name, 0):
         return False
-    cut = cut_of(*sites)
-    return all(_fits(each, cut) for each in sites)
+    cut = cut_of(*contexts)
+    return all(_fits(each, cut) for each in contexts)
 
 
-def cut_of(site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
+def cut_of(ctx: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
     """Return how a product with one weight is cut, or several of the same rows."""
-    w, x = site.node.inputs
+    w, x = ctx.node.inputs
     rows = prod(x.shape[:-1])
-    cut = replace(CUTS[w.dtype.name], rows=site.profile.tile_rows)
-    if by_groups(site):
-        return _split(GROUP_CUTS[64 if rows <= 64 else 128], site, *others)
-    if not _has_clusters(site) or rows > max(FEW):
+    cut = replace(CUTS[w.dtype.name], rows=ctx.profile.tile_rows)
+    if by_groups(ctx):
+        return _split(GROUP_CUTS[64 if rows <= 64 else 128], ctx, *others)
+    if not _has_clusters(ctx) or rows > max(FEW):
         return cut
     wide, narrow = next(cuts[w.dtype.name] for most, cuts in FEW.items() if rows <= most)
-    columns = sum(each.node.inputs[0].shape[-2] for each in (site, *others))
+    columns = sum(each.node.inputs[0].shape[-2] for each in (ctx, *others))
     cut = wide if columns >= MANY_ROWS else narrow
-    return _split(replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n)), site, *others)
+    return _split(replace(cut, rows=next(n for n in (16, 32, 64) if rows <= n)), ctx, *others)
 
 
-def _split(cut: Cut, site: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
+def _split(cut: Cut, ctx: CudaLoweringContext, *others: CudaLoweringContext) -> Cut:
     """Return a cut with as many thread blocks for each sum as the GPU has room for."""
-    (w, x), profile = site.node.inputs, site.profile
+    (w, x), profile = ctx.node.inputs, ctx.profile
     needed = shared_nbytes(w.dtype, cut, 1) + DECLARED_NBYTES
     resident = min(cut.resident, profile.local_nbytes // needed)
-    blocks = sum(_blocks(each, cut) for each in (site, *others))
+    blocks = sum(_blocks(each, cut) for each in (ctx, *others))
     room = resident * profile.num_sms // max(1, blocks)
     steps = -(-x.shape[-1] // max(BLOCK * cut.blocks * MIN_STEPS, w.dtype.block))
     most = min(MAX_SPLITS, room, steps)
     return replace(cut, splits=1 << max(1, most).bit_length() - 1)
 
 
-def _has_clusters(site: CudaLoweringContext) -> bool:
+def _has_clusters(ctx: CudaLoweringContext) -> bool:
     """Whether groups can share the sum of a product with one weight."""
-    return site.profile.has_tma and planes_of(site) == 1
+    return ctx.profile.has_tma and planes_of(ctx) == 1
 
 
-def _blocks(site: CudaLoweringContext, cut: Cut) -> int:
+def _blocks(ctx: CudaLoweringContext, cut: Cut) -> int:
     """Return the thread blocks of a product, or its clusters."""
-    w, x = site.node.inputs[:2]
+    w, x = ctx.node.inputs[:2]
     return -(-w.shape[-2] // cut.columns) * -(-prod(x.shape[:-1]) // cut.rows)
 
 
-def planes_of(site: CudaLoweringContext) -> int:
+def planes_of(ctx: CudaLoweringContext) -> int:
     """Return how many numbers of 16 bits make up an element of x."""
-    return 1 if site.profile.activations == "auto" else 2
+    return 1 if ctx.profile.activations == "auto" else 2
 
 
-def lower_rows(site: CudaLoweringContext) -> None:
+def lower_rows(ctx: CudaLoweringContext) -> None:
     """Convert the rows of x, and multiply."""
-    lower_rows_together([site])
+    lower_rows_together([ctx])
 
 
-def lower_rows_together(sites: Sequence[CudaLoweringContext]) -> None:
+def lower_rows_together(contexts: Sequence[CudaLoweringContext]) -> None:
     """Convert the rows of x, and multiply them with weights of one type by one call.
 
     Alone each product fills the GPU anew, and those of few columns hardly do.
     """
-    cut = cut_of(*sites)
-    first, *more = [site.node for site in sites]
+    cut = cut_of(*contexts)
+    first, *more = [ctx.node for ctx in contexts]
     tiles = -(-prod(first.output.shape[:-1]) // cut.rows)
     others = [(window(node.inputs[0]), window(node.output)) for node in more]
-    multiply(sites[0], cut, tiles, is_routed=False, others=others)
-    _launched(sites)
+    multiply(contexts[0], cut, tiles, is_routed=False, others=others)
+    _launched(contexts)
 
 
-def _launched(sites: Sequence[CudaLoweringContext]) -> None:
+def _launched(contexts: Sequence[CudaLoweringContext]) -> None:
     """Let the call begin while its predecessor runs, and request weights that nobody writes."""
-    site = sites[0]
-    call = site.calls[-1]
+    ctx = contexts[0]
+    call = ctx.calls[-1]
     assert isinstance(call, KernelCall)
-    if all(each.node.inputs[0].is_constant for each in sites):
+    if all(each.node.inputs[0].is_constant for each in contexts):
         defines = tuple(sorted((*call.defines, ("CONSTANT_W", "1"))))
-        site.calls[-1] = replace(call, defines=defines)
-    site.launched(Launch.WAITS_FIRST)
+        ctx.calls[-1] = replace(call, defines=defines)
+    ctx.launched(Launch.WAITS_FIRST)
 
 
-def lower_experts(site: CudaLoweringContext) -> None:
+def lower_experts(ctx: CudaLoweringContext) -> None:
     """List the rows of each expert, convert those of x, and multiply."""
-    multiply(site, _routed_cut(site), prepare_route(site), is_routed=True)
+    multiply(ctx, _routed_cut(ctx), prepare_route(ctx), is_routed=True)
 
 
-def _routed_cut(site: CudaLoweringContext) -> Cut:
-    return replace(CUTS[site.node.inputs[0].dtype.name], rows=site.profile.tile_rows)
+def _routed_cut(ctx: CudaLoweringContext) -> Cut:
+    return replace(CUTS[ctx.node.inputs[0].dtype.name], rows=ctx.profile.tile_rows)
 
 
 def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
@@ -318,10 +318,10 @@ def shared_nbytes(dtype: DType, cut: Cut, planes: int) -> int:
     return max(stages, sums if cut.splits > 1 else 0) + begins
 
 
-def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
+def _fits(ctx: CudaLoweringContext, cut: Cut) -> bool:
     """Whether there are multiprocessors with tensor cores, and copies of 16 bytes can be made."""
-    (w, x), y = site.node.inputs[:2], site.node.output
-    if not site.profile.num_sms or 0 in (*w.shape, *x.shape, *y.shape):
+    (w, x), y = ctx.node.inputs[:2], ctx.node.output
+    if not ctx.profile.num_sms or 0 in (*w.shape, *x.shape, *y.shape):
         return False
     rows = prod(x.shape[:-1])
     if max(*w.shape, rows, prod(y.shape[:-1]), 2 * x.shape[-1]) >= 1 << 31:
@@ -334,15 +334,15 @@ def _fits(site: CudaLoweringContext, cut: Cut) -> bool:
             return False
     elif any(place % alignment_of(w.dtype) for place in (w.offset, *steps)):
         return False
-    needed = shared_nbytes(w.dtype, cut, planes_of(site))
-    return needed + DECLARED_NBYTES <= site.profile.local_nbytes
+    needed = shared_nbytes(w.dtype, cut, planes_of(ctx))
+    return needed + DECLARED_NBYTES <= ctx.profile.local_nbytes
 
 
 DECLARED_NBYTES: Final = 4 << 10  # shared memory that the kernel declares or the driver keeps
 
 
 def multiply(
-    site: CudaLoweringContext,
+    ctx: CudaLoweringContext,
     cut: Cut,
     tiles: int,
     *,
@@ -352,16 +352,16 @@ def multiply(
     """Add the call of ``tile_product`` for a number of tiles of rows and a weight.
 
     Args:
-        site: The product.
+        ctx: The product.
         cut: How the kernel is cut.
         tiles: Of rows.
         is_routed: Whether there are weights of experts.
         others: Weights that the same rows are multiplied with besides, and the results.
     """
-    (w, x), rows = site.node.inputs[:2], convert_rows(site)
+    (w, x), rows = ctx.node.inputs[:2], convert_rows(ctx)
     own = x.shape[1] if is_routed else 1
     halves = (FACTOR, i64(0), i64(rows.scales), i64(rows.plane), i32(rows.pitch), i32(own))
-    y = window(site.node.output)
+    y = window(ctx.node.output)
     route = ROUTE if is_routed else FACTOR
     weight = window(w)
     args: tuple[Arg, ...] = (*weight.args, *halves, *y.args, route)
@@ -386,8 +386,8 @@ def multiply(
     }
     if others:
         defines["WEIGHTS"] = 1 + len(others)
-    site.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
-    site.launched(Launch.IN_TURN)
+    ctx.call("tile_product", "tile_product", args, groups, **defines, **weight_define(w.dtype))
+    ctx.launched(Launch.IN_TURN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,19 +420,19 @@ def rows_layout(x: Operand, planes: int) -> RowsLayout:
     return RowsLayout(planes, pitch, rows * pitch, scales, scales + 4 * rows)
 
 
-def convert_rows(site: CudaLoweringContext) -> RowsLayout:
+def convert_rows(ctx: CudaLoweringContext) -> RowsLayout:
     """Let FACTOR hold the rows of x; return how they lie."""
-    w, x = site.node.inputs[:2]
-    is_bf16, layout = w.dtype.name == "bf16", rows_layout(x, planes_of(site))
-    if site.retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes):
-        a = site.contiguous(x)
+    w, x = ctx.node.inputs[:2]
+    is_bf16, layout = w.dtype.name == "bf16", rows_layout(x, planes_of(ctx))
+    if ctx.retained.prepare(FACTOR, x, layout.how(is_bf16=is_bf16), layout.nbytes):
+        a = ctx.contiguous(x)
         args = (*a.args, FACTOR, i64(layout.scales), i64(layout.plane), i32(layout.pitch))
         rows = prod(x.shape[:-1])
         lanes, units = lanes_of(x.shape[-1], rows)
         if layout.planes > 1 or x.shape[-1] % BLOCK or units > MAX_UNITS or not _has_vectors(a):
             lanes, units = LANES, 0
         defines = {"PLANES": layout.planes, "HALF_BF16": int(is_bf16), "UNITS": units}
-        site.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=lanes, **defines)
+        ctx.call("to_halves", "to_halves", args, (rows, 1, 1), lanes=lanes, **defines)
     return layout
 
 

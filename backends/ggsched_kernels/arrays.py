@@ -94,34 +94,34 @@ def array_source(name: str) -> tuple[str, ...]:
     return "", f"array_{file}.cl"
 
 
-def lower_array(site: LoweringContext) -> None:
+def lower_array(ctx: LoweringContext) -> None:
     """Add the calls of a node of the library."""
-    node = site.node
+    node = ctx.node
     op = node.op.removeprefix(PREFIX)
     if op in REDUCTIONS:
-        _reduce(site, op)
+        _reduce(ctx, op)
     elif op == "gather":
-        _gather(site)
+        _gather(ctx)
     elif op in TAKES:
-        _take(site, op)
+        _take(ctx, op)
     elif op in PUTS:
-        _put(site, op)
+        _put(ctx, op)
     elif op in RUNNING or op in BEST or op == "top_k":
-        _scan(site, op)
+        _scan(ctx, op)
     elif op == "pad":
-        _pad(site)
+        _pad(ctx)
     elif op == "concat":
-        _concat(site)
+        _concat(ctx)
     elif op in WINDOWS:
-        _windows(site, op)
+        _windows(ctx, op)
     else:
         y = place(node.output)
         x = [broadcast(o, y[2]) for o in node.inputs]
         if op == "transpose":
-            x = [_permuted(node.inputs[0], site.node.ints("perm"))]
+            x = [_permuted(node.inputs[0], ctx.node.ints("perm"))]
         elif op == "slice":
-            x = [_sliced(site, node.inputs[0], node.output.shape)]
-        _elements(site, op, x, y, [o.dtype.name for o in node.inputs], node.output.dtype.name)
+            x = [_sliced(ctx, node.inputs[0], node.output.shape)]
+        _elements(ctx, op, x, y, [o.dtype.name for o in node.inputs], node.output.dtype.name)
 
 
 def place(operand: Operand) -> Place:
@@ -143,37 +143,37 @@ def _permuted(x: Operand, perm: tuple[int, ...]) -> Place:
     return x.buffer, x.offset, tuple(x.shape[a] for a in perm), tuple(x.strides[a] for a in perm)
 
 
-def _sliced(site: LoweringContext, x: Operand, shape: tuple[int, ...]) -> Place:
-    starts, steps = site.node.ints("starts"), site.node.ints("steps")
+def _sliced(ctx: LoweringContext, x: Operand, shape: tuple[int, ...]) -> Place:
+    starts, steps = ctx.node.ints("starts"), ctx.node.ints("steps")
     first = [range(n)[a] if n > a else 0 for n, a in zip(x.shape, starts, strict=True)]
     offset = x.offset + sum(a * s for a, s in zip(first, x.strides, strict=True))
     return x.buffer, offset, shape, tuple(k * s for k, s in zip(steps, x.strides, strict=True))
 
 
-def _concat(site: LoweringContext) -> None:
-    y = site.node.output
-    axis = int(site.number("axis")) % len(y.shape)
+def _concat(ctx: LoweringContext) -> None:
+    y = ctx.node.output
+    axis = int(ctx.number("axis")) % len(y.shape)
     at = 0
-    for x in site.node.inputs:
+    for x in ctx.node.inputs:
         if 0 not in x.shape:
             part = (y.buffer, y.offset + at * y.strides[axis], x.shape, y.strides)
             kinds = [x.dtype.name]
-            _elements(site, "concat", [place(x)], part, kinds, y.dtype.name)
+            _elements(ctx, "concat", [place(x)], part, kinds, y.dtype.name)
         at += x.shape[axis]
 
 
 def _elements(
-    site: LoweringContext, op: str, x: Sequence[Place], y: Place, kinds: Sequence[str], kind: str
+    ctx: LoweringContext, op: str, x: Sequence[Place], y: Place, kinds: Sequence[str], kind: str
 ) -> None:
     names = ELEMENTS[op].params if op in ELEMENTS else BY_TYPE_PARAMS.get(op, ())
-    values = [float(site.number(name)) for name in names]
+    values = [float(ctx.number(name)) for name in names]
     places = [*x, *([x[0]] * (_OPERANDS - len(x))), y]
-    struct_, rows, extent = packed(places, y[2], site)
-    span = max(site.profile.span, -(-extent // MAX_PARTS))
+    struct_, rows, extent = packed(places, y[2], ctx)
+    span = max(ctx.profile.span, -(-extent // MAX_PARTS))
     if op in MOVES or op == "where":  # f64 that is only moved needs no arithmetic
         kinds, kind = [_BITS.get(k, k) for k in kinds], _BITS.get(kind, kind)
     types = (*kinds, *_NO_MORE)[:_OPERANDS]
-    site.call(
+    ctx.call(
         f"{SOURCE_PREFIX}elements-{op}-{kinds[0]}",
         "elements",
         (
@@ -192,7 +192,7 @@ def _elements(
 
 
 def packed(
-    places: Sequence[Place], shape: tuple[int, ...], site: LoweringContext
+    places: Sequence[Place], shape: tuple[int, ...], ctx: LoweringContext
 ) -> tuple[bytes, int, int]:
     """Return the struct ``Nd``, the number of rows, and their length; axes are merged."""
     axes: list[tuple[int, tuple[int, ...]]] = []
@@ -208,7 +208,7 @@ def packed(
     extents = [n for n, _ in full]
     rows = prod(extents[:-1])
     if max(rows, *extents) >= 1 << 31:
-        raise UsageError(f"{rows} rows of {extents[-1]} elements", where=site.node.label)
+        raise UsageError(f"{rows} rows of {extents[-1]} elements", where=ctx.node.label)
     fill = [0] * (_OPERANDS + 1 - len(places))
     offsets = [*(p[1] for p in places[:-1]), *fill, places[-1][1]]
     order = [*range(len(places) - 1), *[-1] * len(fill), len(places) - 1]
@@ -216,28 +216,28 @@ def packed(
     return struct.pack("<4q32q8i", *offsets, *strides, *extents), rows, extents[-1]
 
 
-def _reduce(site: LoweringContext, op: str) -> None:
-    x, y = site.node.inputs[0], site.node.output
-    axes = {a % len(x.shape) for a in site.node.ints("axes")} if x.shape else set()
+def _reduce(ctx: LoweringContext, op: str) -> None:
+    x, y = ctx.node.inputs[0], ctx.node.output
+    axes = {a % len(x.shape) for a in ctx.node.ints("axes")} if x.shape else set()
     kept = [a for a in range(len(x.shape)) if a not in axes]
     wide = y.strides
-    if site.node.params["keepdims"]:
+    if ctx.node.params["keepdims"]:
         wide = tuple(y.strides[a] for a in kept)
     shape = tuple(x.shape[a] for a in kept)
     own = (x.buffer, x.offset, shape, tuple(x.strides[a] for a in kept))
-    outer, rows, last = packed([own, (y.buffer, y.offset, shape, wide)], shape, site)
+    outer, rows, last = packed([own, (y.buffer, y.offset, shape, wide)], shape, ctx)
     gone = sorted(axes)
     away = tuple(x.shape[a] for a in gone)
     steps = tuple(x.strides[a] for a in gone)
-    inner, inner_rows, _ = packed([(x.buffer, 0, away, steps)] * 2, away, site)
-    count, lanes = rows * last, site.profile.lanes
+    inner, inner_rows, _ = packed([(x.buffer, 0, away, steps)] * 2, away, ctx)
+    count, lanes = rows * last, ctx.profile.lanes
     if max(count, prod(away)) >= 1 << 31:
-        raise UsageError(f"{count} sums of {prod(away)} elements", where=site.node.label)
+        raise UsageError(f"{count} sums of {prod(away)} elements", where=ctx.node.label)
     # Lanes that share a sum read neighbours; lanes with a sum each do where the axes behind stay.
     reads_neighbours = bool(gone) and gone[-1] == len(x.shape) - 1
     is_long = reads_neighbours and prod(away) >= LONG_SUM
     together = lanes > 1 and prod(away) >= WARP and (is_long or count < MANY_SUMS)
-    site.call(
+    ctx.call(
         f"{SOURCE_PREFIX}reduce-{op}-{x.dtype.name}",
         "reduce",
         (
@@ -257,52 +257,52 @@ _BITS: Final = {"f64": "u64"}
 _MOVED: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
-def plain_place(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
+def plain_place(ctx: LoweringContext, operand: Operand) -> tuple[Arg, int]:
     """Return where an operand lies without gaps, in a copy if need be."""
     plain = contiguous_strides(operand.dtype, operand.shape)
     pairs = zip(operand.shape, operand.strides, plain, strict=True)
     if all(n == 1 or s == p for n, s, p in pairs):
         return operand.buffer, operand.offset
-    offset = site.scratch(prod(operand.shape) * operand.dtype.block_nbytes)
+    offset = ctx.scratch(prod(operand.shape) * operand.dtype.block_nbytes)
     name = operand.dtype.name
-    _elements(site, "copy", [place(operand)], (SCRATCH, offset, operand.shape, plain), [name], name)
+    _elements(ctx, "copy", [place(operand)], (SCRATCH, offset, operand.shape, plain), [name], name)
     return SCRATCH, offset
 
 
-def f32_place(site: LoweringContext, operand: Operand) -> tuple[Arg, int]:
+def f32_place(ctx: LoweringContext, operand: Operand) -> tuple[Arg, int]:
     """Return where an operand lies without gaps in f32, in a copy if need be."""
     if operand.dtype == F32:
-        return plain_place(site, operand)
-    made = _f32_copy(site, operand)
-    _elements(site, "cast", [place(operand)], made, [operand.dtype.name], "f32")
+        return plain_place(ctx, operand)
+    made = _f32_copy(ctx, operand)
+    _elements(ctx, "cast", [place(operand)], made, [operand.dtype.name], "f32")
     return made[:2]
 
 
-def f32_result(site: LoweringContext, y: Operand) -> tuple[Arg, int, Callable[[], None]]:
+def f32_result(ctx: LoweringContext, y: Operand) -> tuple[Arg, int, Callable[[], None]]:
     """Return where to write a result in f32, and what then adds the call that converts it."""
     if y.dtype == F32:
         return y.buffer, y.offset, lambda: None
-    made = _f32_copy(site, y)
-    return *made[:2], lambda: _elements(site, "cast", [made], place(y), ["f32"], y.dtype.name)
+    made = _f32_copy(ctx, y)
+    return *made[:2], lambda: _elements(ctx, "cast", [made], place(y), ["f32"], y.dtype.name)
 
 
-def _f32_copy(site: LoweringContext, operand: Operand) -> Place:
+def _f32_copy(ctx: LoweringContext, operand: Operand) -> Place:
     """Return scratch memory for the elements of an operand in f32."""
-    offset = site.scratch(prod(operand.shape) * F32.block_nbytes)
+    offset = ctx.scratch(prod(operand.shape) * F32.block_nbytes)
     return SCRATCH, offset, operand.shape, contiguous_strides(F32, operand.shape)
 
 
-def _gather(site: LoweringContext) -> None:
-    x, ids = site.node.inputs
-    y = site.node.output
-    axis = int(site.number("axis")) % len(x.shape)
+def _gather(ctx: LoweringContext) -> None:
+    x, ids = ctx.node.inputs
+    y = ctx.node.output
+    axis = int(ctx.number("axis")) % len(x.shape)
     if not prod(ids.shape):
         return
-    data, chosen = plain_place(site, x), plain_place(site, ids)
+    data, chosen = plain_place(ctx, x), plain_place(ctx, ids)
     inner = prod(x.shape[axis + 1 :])
-    span = max(site.profile.span, -(-inner // MAX_PARTS))
+    span = max(ctx.profile.span, -(-inner // MAX_PARTS))
     rows = prod(x.shape[:axis]) * prod(ids.shape)
-    site.call(
+    ctx.call(
         f"{SOURCE_PREFIX}gather-gather-{x.dtype.name}",
         "gather",
         (
@@ -317,8 +317,8 @@ def _gather(site: LoweringContext) -> None:
     )
 
 
-def _axis(site: LoweringContext) -> int:
-    return int(site.number("axis")) % len(site.node.inputs[0].shape)
+def _axis(ctx: LoweringContext) -> int:
+    return int(ctx.number("axis")) % len(ctx.node.inputs[0].shape)
 
 
 def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -331,27 +331,27 @@ def _places(strides: Sequence[int], extents: Sequence[int], step: int) -> bytes:
     return struct.pack("<9q10i", *strides, *fill, step, *extents, *fill, len(strides), 0)
 
 
-def _take(site: LoweringContext, op: str) -> None:
-    x, ids = site.node.inputs
-    y = site.node.output
+def _take(ctx: LoweringContext, op: str) -> None:
+    x, ids = ctx.node.inputs
+    y = ctx.node.output
     if 0 in y.shape:
         return
     if op == "gather_elements":
-        axis = _axis(site)
+        axis = _axis(ctx)
         own = (*x.strides[:axis], 0, *x.strides[axis + 1 :])
         chosen = ids.strides
         places = _places(x.strides[axis : axis + 1], x.shape[axis : axis + 1], 0)
     else:
-        batch, count = int(site.number("batch_dims")), ids.shape[-1]
+        batch, count = int(ctx.number("batch_dims")), ids.shape[-1]
         free = len(ids.shape) - 1 - batch
         own = (*x.strides[:batch], *(0,) * free, *x.strides[batch + count :])
         chosen = (*ids.strides[:-1], *(0,) * (len(x.shape) - batch - count))
         taken = slice(batch, batch + count)
         places = _places(x.strides[taken], x.shape[taken], ids.strides[-1])
     memory = [(x.buffer, x.offset, y.shape, own), (ids.buffer, ids.offset, y.shape, chosen)]
-    struct_, rows, extent = packed([*memory, place(y)], y.shape, site)
-    span = max(site.profile.span, -(-extent // MAX_PARTS))
-    site.call(
+    struct_, rows, extent = packed([*memory, place(y)], y.shape, ctx)
+    span = max(ctx.profile.span, -(-extent // MAX_PARTS))
+    ctx.call(
         f"{SOURCE_PREFIX}index-{op}-{x.dtype.name}",
         "take",
         (x.buffer, ids.buffer, y.buffer, struct_, places, i32(span), FAULT, CODE),
@@ -363,17 +363,17 @@ def _take(site: LoweringContext, op: str) -> None:
     )
 
 
-def _put(site: LoweringContext, op: str) -> None:
-    x, ids, updates = site.node.inputs
-    y, name = site.node.output, site.node.inputs[0].dtype.name
+def _put(ctx: LoweringContext, op: str) -> None:
+    x, ids, updates = ctx.node.inputs
+    y, name = ctx.node.output, ctx.node.inputs[0].dtype.name
     if 0 in y.shape:
         return
-    _elements(site, "copy", [place(x)], place(y), [name], name)
+    _elements(ctx, "copy", [place(x)], place(y), [name], name)
     if 0 in updates.shape:
         return
     size = x.dtype.block_nbytes
     if op == "scatter_elements":
-        axis = _axis(site)
+        axis = _axis(ctx)
         count, steps = ids.shape[axis], (updates.strides[axis], ids.strides[axis])
         shape = _without(ids.shape, axis)
         memory: list[Place] = [
@@ -386,14 +386,14 @@ def _put(site: LoweringContext, op: str) -> None:
         plain = contiguous_strides(x.dtype, shape)
         steps = prod(shape) * size, named * ids.dtype.block_nbytes
         memory = [
-            (*plain_place(site, updates), shape, plain),
-            (*plain_place(site, ids), shape, (0,) * len(shape)),
+            (*plain_place(ctx, updates), shape, plain),
+            (*plain_place(ctx, ids), shape, (0,) * len(shape)),
             (y.buffer, y.offset, shape, y.strides[named:]),
         ]
         places = _places(y.strides[:named], y.shape[:named], ids.dtype.block_nbytes)
-    struct_, rows, last = packed(memory, shape, site)
-    site.call(
-        f"{SOURCE_PREFIX}index-{site.node.params['reduction']}-{name}",
+    struct_, rows, last = packed(memory, shape, ctx)
+    ctx.call(
+        f"{SOURCE_PREFIX}index-{ctx.node.params['reduction']}-{name}",
         "put",
         (
             *(p[0] for p in memory),
@@ -407,9 +407,9 @@ def _put(site: LoweringContext, op: str) -> None:
     )
 
 
-def _scan(site: LoweringContext, op: str) -> None:
-    x, y = site.node.inputs[0], site.node.output
-    axis, name = _axis(site), x.dtype.name
+def _scan(ctx: LoweringContext, op: str) -> None:
+    x, y = ctx.node.inputs[0], ctx.node.output
+    axis, name = _axis(ctx), x.dtype.name
     if 0 in y.shape:
         return
     kept = _without(x.shape, axis)
@@ -419,34 +419,34 @@ def _scan(site: LoweringContext, op: str) -> None:
         (x.buffer, x.offset, kept, _without(x.strides, axis)),
         (y.buffer, y.offset, kept, y_strides),
     ]
-    struct_, rows, last = packed(memory, kept, site)
-    n, lanes, items = x.shape[axis], site.profile.lanes, rows * last
+    struct_, rows, last = packed(memory, kept, ctx)
+    n, lanes, items = x.shape[axis], ctx.profile.lanes, rows * last
     step = i64(x.strides[axis])
     types = {"A_T": name, "B_T": "f32", "C_T": "f32", "Y_T": "f32"}
     source = f"{SOURCE_PREFIX}scan-{op}-{name}"
     args: tuple[Arg, ...] = (x.buffer, y.buffer, struct_)
     if op == "top_k":
         span = max(lanes, -(-n // MAX_PARTS))
-        flags = (i32(y.shape[axis]), i32(span), i32(int(bool(site.node.params["largest"]))))
+        flags = (i32(y.shape[axis]), i32(span), i32(int(bool(ctx.node.params["largest"]))))
         args = (*args, step, i64(y.strides[axis]), i32(n), *flags)
-        site.call(source, op, args, (items, -(-n // span), 1), **types)
+        ctx.call(source, op, args, (items, -(-n // span), 1), **types)
         return
     args = (*args, i32(items), step)
     groups = (-(-items // lanes), 1, 1)
     if op in BEST:
-        args = (*args, i32(n), i32(int(bool(site.node.params["last"]))))
-        site.call(source, "best", args, groups, **types)
+        args = (*args, i32(n), i32(int(bool(ctx.node.params["last"]))))
+        ctx.call(source, "best", args, groups, **types)
         return
-    ways = tuple(i32(int(bool(site.node.params[name]))) for name in ("exclusive", "reverse"))
+    ways = tuple(i32(int(bool(ctx.node.params[name]))) for name in ("exclusive", "reverse"))
     args = (*args, i64(y.strides[axis]), i32(n), *ways)
-    site.call(source, "running", args, groups, **types)
+    ctx.call(source, "running", args, groups, **types)
 
 
 _PAD_MODES: Final = ("constant", "reflect", "edge", "wrap")
 
 
-def _pad(site: LoweringContext) -> None:
-    node, x, y = site.node, site.node.inputs[0], site.node.output
+def _pad(ctx: LoweringContext) -> None:
+    node, x, y = ctx.node, ctx.node.inputs[0], ctx.node.output
     if 0 in y.shape:
         return
     n, count = len(x.shape), prod(y.shape)
@@ -454,14 +454,14 @@ def _pad(site: LoweringContext) -> None:
     value: tuple[Arg, int] = (Constant(bytes(8)), 0)
     if node.params["value"]:
         value = node.inputs[1].buffer, node.inputs[1].offset
-    span = max(site.profile.span, -(-count // MAX_GROUPS))
+    span = max(ctx.profile.span, -(-count // MAX_GROUPS))
     plain, one = (0,) * fill, (1,) * fill
     struct_ = struct.pack(
         "<11q24i",
         *(x.offset, y.offset, value[1], *plain, *x.strides, *one, *x.shape),
         *(*plain, *node.ints("pads")[:n], *one, *y.shape),
     )
-    site.call(
+    ctx.call(
         f"{SOURCE_PREFIX}pad-pad-{x.dtype.name}",
         "pad",
         (
@@ -496,14 +496,14 @@ def sliding_axes(node: BoundNode, kernel: Sequence[int]) -> Axes:
     return list(zip(*[(1, 1, 1, 1, 1, 0, 1)] * (SPATIAL - len(sliding)), *sliding, strict=True))
 
 
-def _windows(site: LoweringContext, op: str) -> None:
-    node, x, y = site.node, site.node.inputs[0], site.node.output
-    places = [f32_place(site, o) for o in node.inputs]
-    to, to_offset, convert = f32_result(site, y)
-    conv, lanes = op == "conv", site.profile.lanes
+def _windows(ctx: LoweringContext, op: str) -> None:
+    node, x, y = ctx.node, ctx.node.inputs[0], ctx.node.output
+    places = [f32_place(ctx, o) for o in node.inputs]
+    to, to_offset, convert = f32_result(ctx, y)
+    conv, lanes = op == "conv", ctx.profile.lanes
     spatial = sliding_axes(node, node.inputs[1].shape[2:] if conv else node.ints("kernel"))
     per = node.inputs[1].shape[1] if conv else 1
-    each = y.shape[1] // int(site.number("group")) if conv else 1
+    each = y.shape[1] // int(ctx.number("group")) if conv else 1
     weights, bias = (*places[1:], places[0], places[0])[:2]
     offsets = (places[0][1], weights[1], bias[1], to_offset)
     extents = [value for values in spatial for value in values]
@@ -523,7 +523,7 @@ def _windows(site: LoweringContext, op: str) -> None:
     else:
         counts = node.params.get("counts_pads", False)
         flags = [i32(int(op == "max_pool")), i32(int(bool(counts)))]
-    site.call(source, "conv" if conv else "pool", (*memory, sizes, *flags), groups, **types)
+    ctx.call(source, "conv" if conv else "pool", (*memory, sizes, *flags), groups, **types)
     convert()
 
 

@@ -92,9 +92,9 @@ class Chain(NamedTuple):
 
 
 def join_chain(
-    groups: Groups, at: int, profile: TuningProfile, site: type[Site]
+    groups: Groups, at: int, profile: TuningProfile, ctx: type[Site]
 ) -> tuple[int, Site] | None:
-    """Return how many groups from ``at`` on are a chain, and the site of its call.
+    """Return how many groups from ``at`` on are a chain, and the context of its call.
 
     None where fewer than two are, or none of them is an op of the library: other ops have kernels
     that load vectors. On devices whose groups are single work-items, CPUs, ops are ``CHEAP``.
@@ -104,7 +104,7 @@ def join_chain(
     count = len(chain.steps)
     if count < 2 or not any(step.op.startswith(PREFIX) for step in chain.steps):
         return None
-    made = site(groups[at + count - 1][0], profile)
+    made = ctx(groups[at + count - 1][0], profile)
     _call(made, chain, y)
     return count, made
 
@@ -247,13 +247,13 @@ def _as_long(operand: Operand, y: Operand) -> Operand:
     return replace(operand, shape=operand.shape[more:], strides=operand.strides[more:])
 
 
-def _call(site: LoweringContext, chain: Chain, y: Operand) -> None:
+def _call(ctx: LoweringContext, chain: Chain, y: Operand) -> None:
     x = [broadcast(o, y.shape) for o in chain.operands]
     places = [*x, *[x[0]] * (MAX_OPERANDS - len(x)), place(y)]
-    struct, rows, extent = packed(places, y.shape, site)
-    span = max(site.profile.span, -(-extent // MAX_PARTS))
+    struct, rows, extent = packed(places, y.shape, ctx)
+    span = max(ctx.profile.span, -(-extent // MAX_PARTS))
     values = [*chain.numbers, 0.0, 0.0, 0.0][:MAX_NUMBERS]
-    site.call(
+    ctx.call(
         f"{SOURCE}-{chain.text}-f32",
         "chain",
         (*(p[0] for p in places), struct, i32(span), *map(f32, values)),

@@ -135,10 +135,10 @@ def join_convolution(
     groups: Groups,
     at: int,
     profile: TuningProfile,
-    site: type[Site],
+    ctx: type[Site],
     tiles: Callable[[TuningProfile, DType], Tiles] = lambda *_: TILES,
 ) -> tuple[int, Site] | None:
-    """Return how many groups from ``at`` on a convolution computes, and the site of its calls.
+    """Return how many groups from ``at`` on a convolution computes, and the context of its calls.
 
     Args:
         tiles: The cuts that a device of a profile has for operands of a type.
@@ -148,7 +148,7 @@ def join_convolution(
         return None
     chain = chain_behind(groups, at, takes=lambda x: _step_of(x, node.output) is not None)
     count = 1 + len(chain.steps)
-    made = site(groups[at + count - 1][0], profile)
+    made = ctx(groups[at + count - 1][0], profile)
     _lower(made, node, chain, tiles(profile, node.inputs[0].dtype))
     return count, made
 
@@ -163,21 +163,21 @@ def _step_of(operand: Operand, y: Operand) -> int | None:
     return 0 if prod(operand.shape) == 1 else None
 
 
-def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -> None:
+def _lower(ctx: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -> None:
     y = node.output
     c = _sizes(node)
-    places = [f32_place(site, o) for o in node.inputs]
-    to, to_offset, convert = f32_result(site, y)
+    places = [f32_place(ctx, o) for o in node.inputs]
+    to, to_offset, convert = f32_result(ctx, y)
     has_bias = bool(node.params["bias"])
     bias = places[2] if has_bias else (places[0][0], 0)
     missing = (0,) * (MAX_OPERANDS - len(chain.operands))
     steps = (*(_step_of(o, y) or 0 for o in chain.operands), *missing)
     columns, per = c.images * prod(c.y), c.channels // c.groups
-    tile, shares = choose_tile(c, site.profile.num_sms or _UNKNOWN_SMS, tiles)
+    tile, shares = choose_tile(c, ctx.profile.num_sms or _UNKNOWN_SMS, tiles)
     step = tile.depth if tile else 1
     stretch = -(-c.depth // (shares * step)) * step
     made = prod(y.shape)
-    parts = site.scratch(shares * made * 4) if shares > 1 else 0
+    parts = ctx.scratch(shares * made * 4) if shares > 1 else 0
     packed = struct.pack(
         "<8q24i",
         *(places[0][1], places[1][1], bias[1], to_offset, parts),
@@ -191,10 +191,10 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
     behind = (*memory, *numbers)
     text = f"-{chain.text}-f32"
     operands = (places[0][0], places[1][0], bias[0], to, packed)
-    by_lane = (-(-made // site.profile.lanes), 1, 1)
+    by_lane = (-(-made // ctx.profile.lanes), 1, 1)
     if tile is None:
         window = struct.pack("<7i", per, *c.kernel, *c.dilations)
-        site.call(SOURCE + text, "conv_each", (*operands, window, *behind), by_lane, **_TYPES)
+        ctx.call(SOURCE + text, "conv_each", (*operands, window, *behind), by_lane, **_TYPES)
         convert()
         return
     aligned = places[1][1] % 16 == 0 and c.depth % 4 == 0
@@ -205,7 +205,7 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
     if tile.knows_taps:
         known = taps if taps <= MAX_KNOWN and (taps == 1 or not c.is_inside) else 0
         more = {"TAPS": known, "EVEN": int(c.depth % tile.depth == 0)}
-    site.call(
+    ctx.call(
         tile.source + text,
         tile.kernel,
         (*operands, Constant(_taps(c, is_known=known > 0)), scratch, *behind),
@@ -221,7 +221,7 @@ def _lower(site: LoweringContext, node: BoundNode, chain: Chain, tiles: Tiles) -
     )
     if shares > 1:
         adding = (bias[0], to, packed, SCRATCH, i32(shares), *behind)
-        site.call(SOURCE + text, "conv_sums", adding, by_lane, **_TYPES)
+        ctx.call(SOURCE + text, "conv_sums", adding, by_lane, **_TYPES)
     convert()
 
 

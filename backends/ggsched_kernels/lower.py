@@ -125,9 +125,9 @@ def lower_nodes(
                 lowered.append((_lower_node(node, profile, retained), [node]))
             retained.forget(node.output)
         at += count
-        for site, own in lowered:
-            calls.extend(_with_places(site.calls, own) if profile.merged_groups else site.calls)
-            scratch = max(scratch, site.scratch_nbytes)
+        for ctx, own in lowered:
+            calls.extend(_with_places(ctx.calls, own) if profile.merged_groups else ctx.calls)
+            scratch = max(scratch, ctx.scratch_nbytes)
     return Lowered(tuple(calls), memory_of(scratch, retained))
 
 
@@ -155,11 +155,11 @@ def memory_of(scratch_nbytes: int, retained: Retained) -> dict[ArgPlaceholder, i
 
 
 def _lower_node(node: BoundNode, profile: TuningProfile, retained: Retained) -> LoweringContext:
-    site = LoweringContext(node, profile, retained)
+    ctx = LoweringContext(node, profile, retained)
     if 0 not in node.output.shape:
         lower = lower_array if node.op.startswith(ARRAYS) else lower_user
-        _LOWER.get(node.op, lower)(site)
-    return site
+        _LOWER.get(node.op, lower)(ctx)
+    return ctx
 
 
 def supported_ops(backend: str = "", *, has_f64: bool = False) -> frozenset[str]:

@@ -57,38 +57,38 @@ ROW_KEYS: Final = 256
 """Keys of which there are logits at a time there."""
 
 
-def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None:
+def lower_attention(ctx: LoweringContext, before: tuple[Arg, ...] = ()) -> None:
     """Attention by blocks; where the rows are cut into shares, a second call joins these.
 
     Args:
         before: Arguments of what a group does before; see ``rope_attention``.
     """
-    node = site.node
+    node = ctx.node
     k, v, q = node.inputs[:3]
     tensors, has, share = attention_operands(node)
     y = window(node.output)
     rows, across = q.shape[0] * share, v.shape[2]
-    cut = block_of(rows, max(q.shape[2], across), site)
-    is_row = _fits_row(site, share)
+    cut = block_of(rows, max(q.shape[2], across), ctx)
+    is_row = _fits_row(ctx, share)
     blocks = 1 if is_row else -(-rows // cut["BR"])
     splits = splits_of(blocks * k.shape[1], k.shape[0])
     parts: Arg = y.buffer
-    if _fits_halves(site, rows):
-        parts = _lower_halves(site, rows)
+    if _fits_halves(ctx, rows):
+        parts = _lower_halves(ctx, rows)
         cut["REDO"], splits = HALVES_ROWS, 1
     elif splits > 1:
         nbytes = 4 * splits * prod(q.shape[:2]) * (across + 2)
-        assert site.scratch(nbytes) == 0  # it is all the scratch memory of the node
+        assert ctx.scratch(nbytes) == 0  # it is all the scratch memory of the node
         parts = SCRATCH
     args = (*(arg for w in (*tensors, y) for arg in w.args), parts)
-    numbers = (i32(has), f32(site.number("scale")), f32(site.number("soft_cap")))
+    numbers = (i32(has), f32(ctx.number("scale")), f32(ctx.number("soft_cap")))
     kernel = "attention_blocks"
     if is_row:
         cut = {"SHARE": next_power(share), "WIDTH": q.shape[2], "ACROSS": across}
         kernel = "attention_row"
     if before:
         cut["ROPE"] = 1
-    site.call(
+    ctx.call(
         "rope_attention" if before and not is_row else kernel,
         kernel,
         (*args, *numbers, i32(share), i32(splits), *before),
@@ -96,15 +96,15 @@ def lower_attention(site: LoweringContext, before: tuple[Arg, ...] = ()) -> None
         **cut,
         **weight_define(k.dtype),
     )
-    site.launched(Launch.IN_TURN)
+    ctx.launched(Launch.IN_TURN)
     if splits > 1:
-        join_shares(site, splits)
+        join_shares(ctx, splits)
 
 
-def _fits_row(site: LoweringContext, share: int) -> bool:
+def _fits_row(ctx: LoweringContext, share: int) -> bool:
     """Whether there is one token, and lanes can have pieces of keys and of values."""
-    k, v, q = site.node.inputs[:3]
-    p = site.profile
+    k, v, q = ctx.node.inputs[:3]
+    p = ctx.profile
     if not (p.joins and p.num_sms and p.lanes >= WARP) or q.shape[0] > 1 or share > ROW_QUERIES:
         return False
     if k.dtype.is_quantized or 0 in k.shape or not (has_pieces(k) and has_pieces(v)):
@@ -118,29 +118,29 @@ def _fits_row(site: LoweringContext, share: int) -> bool:
     return fit and pieces <= WARP and pieces == next_power(pieces)
 
 
-def _fits_halves(site: LoweringContext, rows: int) -> bool:
-    k, v, q = site.node.inputs[:3]
-    if not site.profile.matrix_units or rows < HALVES_ROWS or k.dtype.is_quantized:
+def _fits_halves(ctx: LoweringContext, rows: int) -> bool:
+    k, v, q = ctx.node.inputs[:3]
+    if not ctx.profile.matrix_units or rows < HALVES_ROWS or k.dtype.is_quantized:
         return False
     widths = q.shape[2], v.shape[2]
     fit = all(n % HALVES_UNIT == 0 and n <= MAX_HALVES_WIDTH for n in widths)
     return fit and 0 not in k.shape and has_pieces(k) and has_pieces(v)
 
 
-def _lower_halves(site: LoweringContext, rows: int) -> Arg:
+def _lower_halves(ctx: LoweringContext, rows: int) -> Arg:
     """Add the call of ``attention_halves``; return where it says what has to be done again."""
-    k, v, q = site.node.inputs[:3]
-    tensors, has, share = attention_operands(site.node)
+    k, v, q = ctx.node.inputs[:3]
+    tensors, has, share = attention_operands(ctx.node)
     blocks = -(-rows // HALVES_ROWS)
-    assert site.scratch(4 * blocks * k.shape[1]) == 0  # it is all the scratch memory of the node
-    args = (*(arg for w in (*tensors, window(site.node.output)) for arg in w.args), SCRATCH)
-    numbers = (i32(has), f32(site.number("scale")), f32(site.number("soft_cap")), i32(share))
+    assert ctx.scratch(4 * blocks * k.shape[1]) == 0  # it is all the scratch memory of the node
+    args = (*(arg for w in (*tensors, window(ctx.node.output)) for arg in w.args), SCRATCH)
+    numbers = (i32(has), f32(ctx.number("scale")), f32(ctx.number("soft_cap")), i32(share))
     define = {
         "lanes": HALVES_LANES, "BC": HALVES_KEYS, "WIDTH": q.shape[2], "ACROSS": v.shape[2],
         "BF16_PAIRS": 1, **weight_define(k.dtype),
     }  # fmt: skip
     grid = (blocks, k.shape[1], 1)
-    site.call("attention_halves", "attention_halves", (*args, *numbers), grid, **define)
+    ctx.call("attention_halves", "attention_halves", (*args, *numbers), grid, **define)
     return SCRATCH
 
 
@@ -164,16 +164,16 @@ def attention_operands(node: BoundNode) -> tuple[tuple[Window, ...], int, int]:
     return (window(k), window(v), window(q), mask, sinks, bounds), has, q.shape[1] // k.shape[1]
 
 
-def join_shares(site: LoweringContext, splits: int) -> None:
+def join_shares(ctx: LoweringContext, splits: int) -> None:
     """Add the call that joins what shares of the rows have."""
-    node = site.node
+    node = ctx.node
     k, v, q = node.inputs[:3]
     (*_, sinks, _), has, share = attention_operands(node)
     args = (SCRATCH, *sinks.args, *window(node.output).args, i32(has), i32(splits))
-    cut = block_of(q.shape[0] * share, max(q.shape[2], v.shape[2]), site)
+    cut = block_of(q.shape[0] * share, max(q.shape[2], v.shape[2]), ctx)
     grid = (q.shape[0] * q.shape[1], 1, 1)
-    site.call("attention_blocks", "attention_join", args, grid, **cut, **weight_define(k.dtype))
-    site.launched(Launch.IN_TURN)
+    ctx.call("attention_blocks", "attention_join", args, grid, **cut, **weight_define(k.dtype))
+    ctx.launched(Launch.IN_TURN)
 
 
 def _pairs(node: BoundNode) -> Window:
@@ -188,18 +188,18 @@ def splits_of(groups: int, rows: int) -> int:
     return max(1, min(GROUPS // max(1, groups), rows // SPLIT_ROWS))
 
 
-def block_of(rows: int, width: int, site: LoweringContext) -> dict[str, int]:
+def block_of(rows: int, width: int, ctx: LoweringContext) -> dict[str, int]:
     """Return the definitions that cut the kernel: few kinds, for each of them is a program.
 
     Args:
         rows: Rows of queries for a head of keys.
         width: The longer of two widths of heads.
-        site: The node.
+        ctx: The node.
 
     Raises:
         UsageError: heads so wide that not even a small block fits local memory.
     """
-    p = site.profile
+    p = ctx.profile
     is_single = p.lanes == 1
     unit = VECTORS * p.vector
     padded = -(-width // WIDTHS) * WIDTHS if width > unit else unit
@@ -214,7 +214,7 @@ def block_of(rows: int, width: int, site: LoweringContext) -> dict[str, int]:
             return {"BR": br, "BC": bc, "PITCH": pitch, **own}
     raise UsageError(
         f"heads of {width} elements",
-        where=site.node.label,
+        where=ctx.node.label,
         why=f"a block of them does not fit {limit} bytes of local memory",
         hint="run the node on another device",
     )

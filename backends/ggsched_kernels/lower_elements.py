@@ -28,100 +28,100 @@ BINARY: Final = {
 }
 
 
-def lower_unary(site: LoweringContext) -> None:
+def lower_unary(ctx: LoweringContext) -> None:
     """``scale``, ``clamp``, ``silu``, ``gelu``, ``sigmoid``, ``tanh``, ``softplus``."""
-    node = site.node
+    node = ctx.node
     a, y = merged([window(node.inputs[0]), window(node.output)])
-    groups, span = site.parts(y.rows, y.shape[-1])
-    op = _op_args(site, UNARY[node.op])
-    site.call("elementwise", "unary", (*a.args, *y.args, *op, span), groups)
+    groups, span = ctx.parts(y.rows, y.shape[-1])
+    op = _op_args(ctx, UNARY[node.op])
+    ctx.call("elementwise", "unary", (*a.args, *y.args, *op, span), groups)
 
 
-def lower_binary(site: LoweringContext) -> None:
+def lower_binary(ctx: LoweringContext) -> None:
     """Arithmetic of two tensors, the second broadcast to the first, and gated activations."""
-    node = site.node
+    node = ctx.node
     a, b = node.inputs
     windows = merged([window(a), window(b, a.shape), window(node.output)])
-    groups, span = site.parts(windows[0].rows, windows[0].shape[-1])
-    op = _op_args(site, BINARY[node.op])
+    groups, span = ctx.parts(windows[0].rows, windows[0].shape[-1])
+    op = _op_args(ctx, BINARY[node.op])
     tensors = tuple(arg for w in windows for arg in w.args)
-    site.call("elementwise", "binary", (*tensors, *op, span), groups)
+    ctx.call("elementwise", "binary", (*tensors, *op, span), groups)
 
 
-def _op_args(site: LoweringContext, op: tuple[int, str, str]) -> tuple[bytes, bytes, bytes]:
+def _op_args(ctx: LoweringContext, op: tuple[int, str, str]) -> tuple[bytes, bytes, bytes]:
     number, *names = op
-    p0, p1 = (site.number(name) if name else 0.0 for name in names)
+    p0, p1 = (ctx.number(name) if name else 0.0 for name in names)
     return i32(number), f32(p0), f32(p1)
 
 
-def lower_copy(site: LoweringContext) -> None:
+def lower_copy(ctx: LoweringContext) -> None:
     """``cpy`` and ``cont``: operand 0 into the result, converted."""
-    x, y = site.node.inputs[0], site.node.output
-    site.copy(window(x), window(y), x.dtype, _copy_kernel(site, x, y))
+    x, y = ctx.node.inputs[0], ctx.node.output
+    ctx.copy(window(x), window(y), x.dtype, _copy_kernel(ctx, x, y))
 
 
-def _copy_kernel(site: LoweringContext, x: Operand, y: Operand) -> str:
+def _copy_kernel(ctx: LoweringContext, x: Operand, y: Operand) -> str:
     if x.dtype is y.dtype and x.dtype.block_nbytes == 2:
         return "copy_16bit"
     if y.dtype is F16:
         return "copy_f16"
     if y.dtype in (F32, I32):
         return "copy_f32"
-    raise UsageError(f"no kernel writes {y.dtype}", where=site.node.label)
+    raise UsageError(f"no kernel writes {y.dtype}", where=ctx.node.label)
 
 
-def lower_concat(site: LoweringContext) -> None:
+def lower_concat(ctx: LoweringContext) -> None:
     """Two copies into parts of the result."""
-    a, b = site.node.inputs
-    y = site.node.output
-    axis = int(site.number("axis"))
+    a, b = ctx.node.inputs
+    y = ctx.node.output
+    axis = int(ctx.number("axis"))
     for x, start in ((a, 0), (b, a.shape[axis])):
         if 0 in x.shape:
             continue
         part = Operand(
             y.buffer, y.offset + start * y.strides[axis], y.nbytes, y.dtype, x.shape, y.strides
         )
-        site.copy(window(x), window(part), x.dtype, "copy_f32")
+        ctx.copy(window(x), window(part), x.dtype, "copy_f32")
 
 
-def lower_repeat(site: LoweringContext) -> None:
+def lower_repeat(ctx: LoweringContext) -> None:
     """Tiles."""
-    x, y = window(site.node.inputs[0]), window(site.node.output)
-    groups, span = site.parts(y.rows, y.shape[-1])
-    site.call("copy", "repeat", (*x.args, *y.args, span), groups, **weight_define(F32))
+    x, y = window(ctx.node.inputs[0]), window(ctx.node.output)
+    groups, span = ctx.parts(y.rows, y.shape[-1])
+    ctx.call("copy", "repeat", (*x.args, *y.args, span), groups, **weight_define(F32))
 
 
-def lower_get_rows(site: LoweringContext) -> None:
+def lower_get_rows(ctx: LoweringContext) -> None:
     """Gather; the ids get a last axis of extent 1, a plain table batch axes of stride 0."""
-    table, ids = site.node.inputs
-    y = window(site.node.output)
+    table, ids = ctx.node.inputs
+    y = window(ctx.node.output)
     chosen = _with_last_axis(ids)
-    groups, span = site.parts(y.rows, y.shape[-1])
+    groups, span = ctx.parts(y.rows, y.shape[-1])
     args = (*window(table).args, *chosen.args, *y.args, span, FAULT, CODE)
-    site.call("rows", "get_rows", args, groups, **weight_define(table.dtype))
+    ctx.call("rows", "get_rows", args, groups, **weight_define(table.dtype))
 
 
-def lower_set_rows(site: LoweringContext) -> None:
+def lower_set_rows(ctx: LoweringContext) -> None:
     """Scatter through operand 0."""
-    dst, src, ids = site.node.inputs
+    dst, src, ids = ctx.node.inputs
     x = window(src)
     if not x.rows or not x.shape[-1]:
         return
-    groups, span = site.parts(x.rows, x.shape[-1])
+    groups, span = ctx.parts(x.rows, x.shape[-1])
     kind = i32(KV_DTYPES.index(dst.dtype))
     args = (*window(dst).args, *x.args, *_with_last_axis(ids).args, kind, span, FAULT, CODE)
-    site.call("rows", "set_rows", args, groups, **weight_define(F32))
+    ctx.call("rows", "set_rows", args, groups, **weight_define(F32))
 
 
-def lower_add_id(site: LoweringContext) -> None:
+def lower_add_id(ctx: LoweringContext) -> None:
     """A bias row chosen for each row."""
-    x, bias, ids = site.node.inputs
-    y = window(site.node.output)
-    groups, span = site.parts(y.rows, y.shape[-1])
+    x, bias, ids = ctx.node.inputs
+    y = window(ctx.node.output)
+    groups, span = ctx.parts(y.rows, y.shape[-1])
     tensors = (*window(x).args, *window(bias).args, *_with_last_axis(ids).args, *y.args)
-    experts = [i32(n) for n in experts_of(site.node)[:2]]
+    experts = [i32(n) for n in experts_of(ctx.node)[:2]]
     args = (*tensors, span, *experts, FAULT, CODE)
-    site.call("rows", "add_id", args, groups, **weight_define(F32))
+    ctx.call("rows", "add_id", args, groups, **weight_define(F32))
 
 
 def _with_last_axis(ids: Operand) -> Window:

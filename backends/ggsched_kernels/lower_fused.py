@@ -33,13 +33,13 @@ MAX_WEIGHTS: Final = 3  # of one call
 
 
 def lower_group(nodes: Nodes, profile: TuningProfile) -> LoweringContext | None:
-    """Return a site with the calls of a group, or None if it has to be lowered node by node."""
+    """Return a context with the calls of a group, or None if it has to be lowered node by node."""
     group = nodes[-1].group
     lower = None if group is None else _FUSED.get(group.pattern)
     if lower is None or any(0 in n.output.shape for n in nodes):
         return None
-    site = LoweringContext(nodes[-1], profile)
-    return site if lower(nodes, site) else None
+    ctx = LoweringContext(nodes[-1], profile)
+    return ctx if lower(nodes, ctx) else None
 
 
 def supported_fusions(profile: TuningProfile) -> frozenset[str]:
@@ -49,7 +49,7 @@ def supported_fusions(profile: TuningProfile) -> frozenset[str]:
     return frozenset(_FUSED) - (_PRODUCTS if not profile.joins else {"mul_mat_id+add_id"})
 
 
-def _norm_mul(nodes: Nodes, site: LoweringContext) -> bool:
+def _norm_mul(nodes: Nodes, ctx: LoweringContext) -> bool:
     norm, mul = nodes
     other = _other(norm, mul)
     if other is None or norm.output.shape != mul.output.shape:
@@ -59,7 +59,7 @@ def _norm_mul(nodes: Nodes, site: LoweringContext) -> bool:
     x = window(norm.inputs[0])
     tensors = (*x.args, *window(other, mul.output.shape).args, *window(mul.output).args)
     args, grid = (*tensors, f32(eps)), (x.rows, 1, 1)
-    site.call("norm", "norm_mul_rows", args, grid, lanes=row_lanes(x, site))
+    ctx.call("norm", "norm_mul_rows", args, grid, lanes=row_lanes(x, ctx))
     return True
 
 
@@ -71,49 +71,49 @@ def _other(made: BoundNode, user: BoundNode) -> Operand | None:
     return a if b == made.output else None
 
 
-def _product_add(nodes: Nodes, site: LoweringContext) -> bool:
+def _product_add(nodes: Nodes, ctx: LoweringContext) -> bool:
     product, add = nodes
     w, x = product.inputs
     other = _other(product, add)
     if other is None or product.output.shape != add.output.shape:
         return False
-    if _is_in_place(w, x, site):
-        lower_rows(site, [(w, add.output)], x, added=(other,))
+    if _is_in_place(w, x, ctx):
+        lower_rows(ctx, [(w, add.output)], x, added=(other,))
         return True
-    if not _is_small(w, x, site):
+    if not _is_small(w, x, ctx):
         return False
-    return _product(site, "matvec_add", (w,), x, None, window(other, add.output.shape).args)
+    return _product(ctx, "matvec_add", (w,), x, None, window(other, add.output.shape).args)
 
 
-def _experts_add(nodes: Nodes, site: LoweringContext) -> bool:
+def _experts_add(nodes: Nodes, ctx: LoweringContext) -> bool:
     product, add = nodes
     w, x, ids = product.inputs
     made, bias, again = add.inputs
     if made != product.output or ids != again or experts_of(add) != experts_of(product):
         return False
-    if not _is_small(w, x, site, ids):
+    if not _is_small(w, x, ctx, ids):
         return False
-    return _product(site, "matvec_id_add", (w,), x, product, window(bias).args)
+    return _product(ctx, "matvec_id_add", (w,), x, product, window(bias).args)
 
 
-def _gated(nodes: Nodes, site: LoweringContext) -> bool:
+def _gated(nodes: Nodes, ctx: LoweringContext) -> bool:
     gate, up, _ = nodes
     w, x, *given = gate.inputs
     v, ids = up.inputs[0], given[0] if given else None
     if not _are_alike(nodes, w, v) or (given and experts_of(up) != experts_of(gate)):
         return False
     chosen = gate if given else None
-    if _is_in_place(w, x, site, ids) and fits_in_place(v, x):
-        y = site.node.output
-        lower_rows(site, [(w, y), (v, y)], x, chosen, is_gated=True)
+    if _is_in_place(w, x, ctx, ids) and fits_in_place(v, x):
+        y = ctx.node.output
+        lower_rows(ctx, [(w, y), (v, y)], x, chosen, is_gated=True)
         return True
-    if not _is_small(w, x, site, ids):
+    if not _is_small(w, x, ctx, ids):
         return False
-    return _product(site, "matvec_id_gated" if given else "matvec_gated", (w, v), x, chosen)
+    return _product(ctx, "matvec_id_gated" if given else "matvec_gated", (w, v), x, chosen)
 
 
 def _product(
-    site: LoweringContext,
+    ctx: LoweringContext,
     kernel: str,
     weights: Sequence[Operand],
     x: Operand,
@@ -121,20 +121,20 @@ def _product(
     more: Sequence[Arg] = (),
 ) -> bool:
     """Call a kernel that computes the last node of a group from products of ``x``."""
-    y, define = window(site.node.output), weight_define(weights[0].dtype)
-    read = (*(arg for w in weights for arg in window(w).args), *site.contiguous(x).args)
+    y, define = window(ctx.node.output), weight_define(weights[0].dtype)
+    read = (*(arg for w in weights for arg in window(w).args), *ctx.contiguous(x).args)
     if chosen is None:
         rows, args = y.shape[0] * y.shape[1], (*read, *more, *y.args)
     else:
         rows = prod(chosen.inputs[2].shape)
         args = (*read, *ids_window(chosen).args, *more, *y.args, FAULT, CODE)
     grid = (-(-y.shape[-1] // ROWS_AT_ONCE), rows, 1)
-    site.call("matvec", kernel, args, grid, **define)
-    site.launched(Launch.IN_TURN)
+    ctx.call("matvec", kernel, args, grid, **define)
+    ctx.launched(Launch.IN_TURN)
     return True
 
 
-def _rope_into_rows(nodes: Nodes, site: LoweringContext) -> bool:
+def _rope_into_rows(nodes: Nodes, ctx: LoweringContext) -> bool:
     rope, store = nodes
     x = rope.inputs[0]
     dst, _, ids = store.inputs
@@ -147,7 +147,7 @@ def _rope_into_rows(nodes: Nodes, site: LoweringContext) -> bool:
     tensors, table, flags = rope_arguments(rope)
     half = i32(int(dst.dtype is F16))
     args = (*tensors, *window(dst).args, *window(ids).args, table, *flags, half, FAULT, CODE)
-    site.call("rope", "rope_set_rows", args, (tokens, 1, 1))
+    ctx.call("rope", "rope_set_rows", args, (tokens, 1, 1))
     return True
 
 
@@ -158,27 +158,27 @@ def _are_alike(nodes: Nodes, w: Operand, v: Operand) -> bool:
     return as_they_are and w.dtype is v.dtype and w.shape == v.shape and is_along_sum(v)
 
 
-def _is_small(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None = None) -> bool:
+def _is_small(w: Operand, x: Operand, ctx: LoweringContext, ids: Operand | None = None) -> bool:
     """Whether few rows meet the weight; those of several experts count as in ``lower_matrix``."""
-    return site.profile.lanes == 1 and _is_few(w, x, site, ids) and is_along_sum(w)
+    return ctx.profile.lanes == 1 and _is_few(w, x, ctx, ids) and is_along_sum(w)
 
 
-def _is_in_place(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None = None) -> bool:
+def _is_in_place(w: Operand, x: Operand, ctx: LoweringContext, ids: Operand | None = None) -> bool:
     """Whether a GPU reads the weight once for few rows, which lie as it needs them."""
-    return site.profile.joins and _is_few(w, x, site, ids) and fits_in_place(w, x)
+    return ctx.profile.joins and _is_few(w, x, ctx, ids) and fits_in_place(w, x)
 
 
-def _is_few(w: Operand, x: Operand, site: LoweringContext, ids: Operand | None) -> bool:
-    p = site.profile
+def _is_few(w: Operand, x: Operand, ctx: LoweringContext, ids: Operand | None) -> bool:
+    p = ctx.profile
     if ids is not None:
         return ids.shape[0] * ids.shape[1] <= max(2 * p.few_rows, w.shape[0] // 2)
     return x.shape[-2] <= p.few_rows and prod(x.shape[:-2]) <= MAX_PARTS
 
 
 def join_products(
-    groups: Groups, at: int, profile: TuningProfile, site: type[Site]
+    groups: Groups, at: int, profile: TuningProfile, ctx: type[Site]
 ) -> tuple[int, Site] | None:
-    """Return how many groups from ``at`` on one kernel computes, and its site; None below two.
+    """Return how many groups from ``at`` on one kernel computes, and its context; None below two.
 
     A norm goes together with up to three products of the same few rows, or with a gated one. A
     group is taken as long as it writes nothing that others touch.
@@ -187,7 +187,7 @@ def join_products(
     first = at + (norm is not None)
     if first == len(groups):
         return None
-    made = site(groups[first][-1], profile)
+    made = ctx(groups[first][-1], profile)
     x = None if norm is None else norm.made
     read, written = ([], []) if norm is None else ([norm.x, norm.weight], [norm.made])
     parts: list[tuple[Operand, Operand]] = []
@@ -223,7 +223,7 @@ def join_products(
     count = (norm is not None) + (1 if is_gated else len(parts))
     if count < 2 or not parts or x is None:
         return None
-    made = site(groups[at + count - 1][-1], profile)
+    made = ctx(groups[at + count - 1][-1], profile)
     normed = None if norm is None else (norm.weight, norm.made, norm.eps)
     rows = x if norm is None else norm.x
     lower_rows(made, parts, rows, added=added, is_gated=is_gated, normed=normed)
@@ -256,7 +256,7 @@ def _norm_of(group: Nodes) -> _Norm | None:
     return None if made.meets(weight) else _Norm(x, weight, made, float(eps))
 
 
-def _products_of(group: Nodes, site: LoweringContext) -> list[BoundNode]:
+def _products_of(group: Nodes, ctx: LoweringContext) -> list[BoundNode]:
     """Return the products of few rows that a group is, one or the two of a gated one; else none."""
     ops = [node.op for node in group]
     if ops == ["mul_mat"] or _addend_of(group) is not None:
@@ -268,7 +268,7 @@ def _products_of(group: Nodes, site: LoweringContext) -> list[BoundNode]:
     else:
         return []
     fits = (
-        len(w.shape) == len(x.shape) == 2 and 0 not in w.shape and _is_in_place(w, x, site)
+        len(w.shape) == len(x.shape) == 2 and 0 not in w.shape and _is_in_place(w, x, ctx)
         for w, x in (node.inputs for node in products)
     )
     return products if all(fits) else []

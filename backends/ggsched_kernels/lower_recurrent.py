@@ -16,32 +16,32 @@ LANES: Final = 256
 """Lanes of a group; those that share a column add up once or twice for each token."""
 
 
-def lower_short_conv(site: LoweringContext) -> None:
+def lower_short_conv(ctx: LoweringContext) -> None:
     """One call for results and states; a row of the result is a row of work."""
-    state, x, w, slots, positions = site.node.inputs
-    y = window(site.node.output)
-    groups, span = site.parts(y.rows, y.shape[-1])
+    state, x, w, slots, positions = ctx.node.inputs
+    y = window(ctx.node.output)
+    groups, span = ctx.parts(y.rows, y.shape[-1])
     tensors = (window(state), window(x), window(w), window(slots), window(positions), y)
     args = (*(arg for t in tensors for arg in t.args), span, FAULT, CODE)
-    site.call("recurrent", "short_conv", args, groups, TAPS=w.shape[1])
+    ctx.call("recurrent", "short_conv", args, groups, TAPS=w.shape[1])
 
 
-def lower_linear_attention(site: LoweringContext, copied: Operand | None = None) -> None:
+def lower_linear_attention(ctx: LoweringContext, copied: Operand | None = None) -> None:
     """One call: lanes keep the matrices while they go through the tokens.
 
     Args:
-        site: Of the node.
+        ctx: Of the node.
         copied: Where the states afterwards go too: where they were, or apart from all operands.
     """
-    state, _, _, v, *_ = site.node.inputs
+    state, _, _, v, *_ = ctx.node.inputs
     count, heads, width, across = state.shape
-    args, defines = linear_attention_args(site, copied)
-    is_single = site.profile.lanes == 1
+    args, defines = linear_attention_args(ctx, copied)
+    is_single = ctx.profile.lanes == 1
     lanes, columns = (1, 1) if is_single else (LANES, COLUMNS)
     plain = all(t.strides[-1] == F32.block_nbytes for t in (state, v))
-    vectors = is_single and plain and across % site.profile.vector == 0
-    wide = columns * (site.profile.vector if vectors else 1)
-    site.call(
+    vectors = is_single and plain and across % ctx.profile.vector == 0
+    wide = columns * (ctx.profile.vector if vectors else 1)
+    ctx.call(
         "recurrent",
         "linear_attention",
         args,
@@ -56,16 +56,16 @@ def lower_linear_attention(site: LoweringContext, copied: Operand | None = None)
 
 
 def linear_attention_args(
-    site: LoweringContext, copied: Operand | None
+    ctx: LoweringContext, copied: Operand | None
 ) -> tuple[tuple[Arg, ...], dict[str, int]]:
     """Return what kernels of linear attention take, and definitions of all of them."""
-    node = site.node
+    node = ctx.node
     state, q, k, v, decay, slots, positions, *beta = node.inputs
     y, after = _part(node.output, 0, v.shape), _part(node.output, prod(v.shape), state.shape)
     given = (state, q, k, v, decay, slots, positions, beta[0] if beta else decay)
     also = after if copied is None else window(copied)
     tensors: tuple[Window, ...] = (*(window(t) for t in given), y, after, also)
-    tail = (i32(int(bool(node.params["tiled"]))), f32(site.number("scale")), FAULT, CODE)
+    tail = (i32(int(bool(node.params["tiled"]))), f32(ctx.number("scale")), FAULT, CODE)
     defines = {"BETA": int(bool(beta)), "COPIED": int(copied is not None)}
     return (*(arg for t in tensors for arg in t.args), *tail), defines
 

@@ -63,14 +63,14 @@ class Way:
     lower: Callable[[LoweringContext], None]
 
 
-def lower_by_warps(site: LoweringContext) -> bool:
+def lower_by_warps(ctx: LoweringContext) -> bool:
     """Lower a matrix product by the first way of the table that fits; False if none does."""
-    w, x = site.node.inputs[:2]
-    if not site.profile.num_sms or 0 in (*w.shape, *x.shape):
+    w, x = ctx.node.inputs[:2]
+    if not ctx.profile.num_sms or 0 in (*w.shape, *x.shape):
         return False
     for way in WAYS:
-        if site.node.op in way.ops and w.dtype.name in way.dtypes and way.fits(site):
-            way.lower(site)
+        if ctx.node.op in way.ops and w.dtype.name in way.dtypes and way.fits(ctx):
+            way.lower(ctx)
             return True
     return False
 
@@ -86,9 +86,9 @@ def ids_window(node: BoundNode) -> Window:
 # --- what fits --------------------------------------------------------------------------------
 
 
-def _is_few(site: LoweringContext) -> bool:
+def _is_few(ctx: LoweringContext) -> bool:
     """Whether there are few enough rows of x for each weight."""
-    p, node = site.profile, site.node
+    p, node = ctx.profile, ctx.node
     y = window(node.output)
     if node.op == "mul_mat_id":
         experts, pairs = node.inputs[0].shape[0], y.shape[1] * y.shape[2]
@@ -105,26 +105,26 @@ def has_pieces(operand: Operand) -> bool:
     return all(place % PIECE == 0 for place in (operand.offset, *steps))
 
 
-def _fits_rows(site: LoweringContext) -> bool:
-    return _is_few(site) and fits_in_place(*site.node.inputs[:2])
+def _fits_rows(ctx: LoweringContext) -> bool:
+    return _is_few(ctx) and fits_in_place(*ctx.node.inputs[:2])
 
 
-def _fits_sums(site: LoweringContext) -> bool:
-    w = site.node.inputs[0]
+def _fits_sums(ctx: LoweringContext) -> bool:
+    w = ctx.node.inputs[0]
     size = w.dtype.block_nbytes
-    if not _is_few(site) or w.strides[-2] != size or w.shape[-2] * size % PIECE:
+    if not _is_few(ctx) or w.strides[-2] != size or w.shape[-2] * size % PIECE:
         return False
     steps = [s for n, s in zip(w.shape, w.strides, strict=True) if n > 1 and s != size]
     return w.shape[-1] > 1 and all(place % PIECE == 0 for place in (w.offset, *steps))
 
 
-def _fits_blocks(site: LoweringContext) -> bool:
-    return _is_few(site) and columns_at_once(site) > 0
+def _fits_blocks(ctx: LoweringContext) -> bool:
+    return _is_few(ctx) and columns_at_once(ctx) > 0
 
 
-def columns_at_once(site: LoweringContext) -> int:
+def columns_at_once(ctx: LoweringContext) -> int:
     """Return how many rows of x ``matvec_blocks`` multiplies with what it has read; 0: none."""
-    w, x = site.node.inputs[:2]
+    w, x = ctx.node.inputs[:2]
     if w.dtype.name not in BLOCKS:
         return 0
     side_by_side = w.shape[-1] == w.dtype.block or w.strides[-1] == w.dtype.block_nbytes
@@ -133,7 +133,7 @@ def columns_at_once(site: LoweringContext) -> int:
     in_place = all(place % alignment_of(w.dtype) == 0 for place in (w.offset, *steps))
     if not (side_by_side and apart and in_place and has_pieces(x)):
         return 0
-    cut = _cut_blocks(site)
+    cut = _cut_blocks(ctx)
     return 0 if cut is None else cut.defines["COLS"]
 
 
@@ -159,14 +159,14 @@ def is_in_place(w: Operand) -> bool:
     return all(place % unit == 0 for place in (w.offset, *steps))
 
 
-def _lower_rows(site: LoweringContext) -> None:
-    w, x, *_ = site.node.inputs
-    chosen = site.node if site.node.op == "mul_mat_id" else None
-    lower_rows(site, [(w, site.node.output)], x, chosen)
+def _lower_rows(ctx: LoweringContext) -> None:
+    w, x, *_ = ctx.node.inputs
+    chosen = ctx.node if ctx.node.op == "mul_mat_id" else None
+    lower_rows(ctx, [(w, ctx.node.output)], x, chosen)
 
 
 def lower_rows(
-    site: LoweringContext,
+    ctx: LoweringContext,
     parts: Sequence[tuple[Operand, Operand]],
     x: Operand,
     chosen: BoundNode | None = None,
@@ -178,7 +178,7 @@ def lower_rows(
     """Add the call of ``matvec_rows``.
 
     Args:
-        site: Where to.
+        ctx: Where to.
         parts: Weights, and what their products with ``x`` become; at most three.
         x: Rows.
         chosen: A product whose ids choose experts, if there are any.
@@ -193,16 +193,16 @@ def lower_rows(
     joined = _joined(w, x) if is_single else 1
     vectors = 1 if chosen is not None else (joined if joined > 1 else y.shape[2])
     rows = [v.shape[-2] for v, _ in parts]
-    cut = _cut_rows(site, w, sum(rows), vectors)
+    cut = _cut_rows(ctx, w, sum(rows), vectors)
     if is_gated:
         rows, cut["ROWS"] = rows[:1], max(1, cut["ROWS"] // 2)
     if vectors == 1 and joined == 1:
-        cut = _cut_staged(site, w, rows, products, is_gated) or cut
-        cut = _cut_streamed(site, w, is_gated) or cut
+        cut = _cut_staged(ctx, w, rows, products, is_gated) or cut
+        cut = _cut_streamed(ctx, w, is_gated) or cut
     slots = cut["lanes"] // cut["SPAN"] // cut["SPLIT"]
     across = sum(-(-n // (slots * cut["ROWS"])) for n in rows)
     if "STREAMED" in cut:
-        across = min(-(-sum(rows) // slots), max(1, site.profile.num_sms // products))
+        across = min(-(-sum(rows) // slots), max(1, ctx.profile.num_sms // products))
     defines = {**cut, **weight_define(w.dtype)}
     if len(parts) > 1:
         defines |= {"WEIGHTS": len(parts), "GATED": int(is_gated)}
@@ -218,13 +218,11 @@ def lower_rows(
     if chosen is not None:
         groups = (across, y.shape[1] * y.shape[2], 1)
         tensors = (*window(w).args, *window(x).args, *ids_window(chosen).args, *y.args)
-        site.call(
-            "matvec_rows", "matvec_rows_id", (*tensors, FAULT, CODE, *tail), groups, **defines
-        )
+        ctx.call("matvec_rows", "matvec_rows_id", (*tensors, FAULT, CODE, *tail), groups, **defines)
         return
     groups = (across, -(-vectors // cut["COLS"]), y.shape[0] * y.shape[1] // joined)
     args = (*window(w).args, *window(x).args, *y.args, i32(joined), *tail)
-    site.call("matvec_rows", "matvec_rows", args, groups, **defines)
+    ctx.call("matvec_rows", "matvec_rows", args, groups, **defines)
 
 
 def _joined(w: Operand, x: Operand) -> int:
@@ -233,7 +231,7 @@ def _joined(w: Operand, x: Operand) -> int:
     return b.shape[1] // a.shape[1] if b.shape[2] == 1 and b.shape[0] == a.shape[0] else 1
 
 
-def _cut_rows(site: LoweringContext, w: Operand, n: int, vectors: int) -> dict[str, int]:
+def _cut_rows(ctx: LoweringContext, w: Operand, n: int, vectors: int) -> dict[str, int]:
     """Cut ``matvec_rows`` for ``n`` rows of weights like ``w``.
 
     A lane has 8 loads under way if it can; fewer rows than would fill the device are shared by more
@@ -243,7 +241,7 @@ def _cut_rows(site: LoweringContext, w: Operand, n: int, vectors: int) -> dict[s
     chunks = w.shape[-1] // each
     span = min(WARP, next_power(chunks))
     columns = min(MAX_COLUMNS, next_power(vectors))
-    warps = n * span / WARP / site.profile.num_sms  # for each multiprocessor, with a row for each
+    warps = n * span / WARP / ctx.profile.num_sms  # for each multiprocessor, with a row for each
     split = 1 if warps >= 64 else 2 if warps >= 24 else 4
     split = max(1, min(split, chunks // span))
     rows, deep = (4, 2) if split == 1 else (2, 2)
@@ -255,7 +253,7 @@ def _cut_rows(site: LoweringContext, w: Operand, n: int, vectors: int) -> dict[s
         rows, deep = 2, 4
     deep = max(1, min(deep, -(-chunks // (span * split))))
     return {
-        "lanes": site.profile.lanes, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep,
+        "lanes": ctx.profile.lanes, "SPAN": span, "SPLIT": split, "ROWS": rows, "VECTORS": deep,
         "COLS": columns,
     }  # fmt: skip
 
@@ -279,12 +277,12 @@ STREAMED_LOADS: Final = 8
 _DIGITS_NBYTES: Final = 112  # of a piece of x
 
 
-def _cut_streamed(site: LoweringContext, w: Operand, is_gated: bool) -> dict[str, int] | None:
+def _cut_streamed(ctx: LoweringContext, w: Operand, is_gated: bool) -> dict[str, int] | None:
     """Cut ``matvec_rows`` for one row of x and a weight of a plain type.
 
     None if x is too long, and where values of other lanes come by barriers: each row takes several.
     """
-    p = site.profile
+    p = ctx.profile
     floats = -(-w.shape[-1] // XS_UNIT) * XS_UNIT
     if not (p.joins and p.matrix_units) or w.dtype.is_quantized or 4 * floats > p.staged_nbytes:
         return None
@@ -296,14 +294,14 @@ def _cut_streamed(site: LoweringContext, w: Operand, is_gated: bool) -> dict[str
 
 
 def _cut_staged(
-    site: LoweringContext, w: Operand, counts: Sequence[int], products: int, is_gated: bool
+    ctx: LoweringContext, w: Operand, counts: Sequence[int], products: int, is_gated: bool
 ) -> dict[str, int] | None:
     """Cut ``matvec_rows`` for results of so many rows that are copied to local memory first.
 
     Each multiprocessor has one group, whose warps have as many rows as need be. Warps share rows
     where that leaves fewer steps to each. None where x may not be rounded at all, or is too long.
     """
-    p = site.profile
+    p = ctx.profile
     if not (p.matrix_units and p.activations == "auto" and w.dtype.is_quantized):
         return None
     step, warps = w.dtype.row_nbytes(WARP * BLOCK) + 2 * PIECE, max(p.lanes, p.merged_lanes) // WARP
@@ -336,11 +334,11 @@ def _cut_staged(
 # --- weights whose rows lie side by side ----------------------------------------------------------
 
 
-def _lower_sums(site: LoweringContext) -> None:
+def _lower_sums(ctx: LoweringContext) -> None:
     """Weighted sums, in parts if a single sum for each batch would leave multiprocessors idle."""
-    w, x = site.node.inputs
-    a = site.contiguous(x)
-    b, y = window(w), window(site.node.output)
+    w, x = ctx.node.inputs
+    a = ctx.contiguous(x)
+    b, y = window(w), window(ctx.node.output)
     joined = _joined(w, x)
     vectors = joined if joined > 1 else y.shape[2]
     columns = min(4, next_power(vectors))  # sums of a piece for each are kept in registers
@@ -349,17 +347,17 @@ def _lower_sums(site: LoweringContext) -> None:
     lanes, span = 128, min(WARP, next_power(-(-n // items)))
     across, tiles = -(-n // (span * items)), -(-vectors // columns)
     batches = y.shape[0] * y.shape[1] // joined
-    idle = 4 * site.profile.num_sms // max(1, across * tiles * batches)
+    idle = 4 * ctx.profile.num_sms // max(1, across * tiles * batches)
     parts = max(1, min(idle, nk // (4 * lanes // span)))
-    area = i64(site.scratch(4 * parts * tiles * batches * columns * n) if parts > 1 else 0)
+    area = i64(ctx.scratch(4 * parts * tiles * batches * columns * n) if parts > 1 else 0)
     memory = SCRATCH if parts > 1 else y.buffer
     counts = (i32(joined), i32(tiles), i32(parts), i32(batches))
     args = (*b.args, *a.args, *y.args, *counts, memory, area)
     defines = {"lanes": lanes, "SPAN": span, "DEPTH": 4, "COLS": columns, **weight_define(w.dtype)}
-    site.call("matvec_sums", "matvec_sums", args, (across, parts, tiles * batches), **defines)
+    ctx.call("matvec_sums", "matvec_sums", args, (across, parts, tiles * batches), **defines)
     if parts > 1:
         groups = (-(-n // lanes), 1, tiles * batches)
-        site.call("matvec_sums", "matvec_parts", args, groups, **defines)
+        ctx.call("matvec_sums", "matvec_parts", args, groups, **defines)
 
 
 # --- weights in blocks --------------------------------------------------------------------------
@@ -373,25 +371,25 @@ class _Cut:
     groups: int
 
 
-def lower_blocks(site: LoweringContext, *others: LoweringContext) -> None:
+def lower_blocks(ctx: LoweringContext, *others: LoweringContext) -> None:
     """Add the call of ``matvec_blocks``; it passes over the weight as often as rows of x need.
 
     Args:
-        site: The product.
+        ctx: The product.
         others: Products of the same rows, which the call computes besides; their weights are of the
             same type and as well aligned. Only where a warp copies.
     """
-    w, x = site.node.inputs[:2]
-    cut = _cut_blocks(site, *others)
+    w, x = ctx.node.inputs[:2]
+    cut = _cut_blocks(ctx, *others)
     assert cut is not None  # it fits
-    y = window(site.node.output)
+    y = window(ctx.node.output)
     defines = {**cut.defines, **weight_define(w.dtype)}
     groups = i32(cut.groups)
-    if site.node.op == "mul_mat_id":
-        args = (*_chosen_args(site)[:-2], groups, FAULT, CODE)
+    if ctx.node.op == "mul_mat_id":
+        args = (*_chosen_args(ctx)[:-2], groups, FAULT, CODE)
         grid = (cut.groups, y.shape[1] * y.shape[2], 1)
-        site.call("matvec_blocks", "matvec_blocks_id", args, grid, **defines)
-        site.launched(Launch.IN_TURN)
+        ctx.call("matvec_blocks", "matvec_blocks_id", args, grid, **defines)
+        ctx.launched(Launch.IN_TURN)
         return
     args = (*window(w).args, *window(x).args, *y.args, groups)
     if others:
@@ -399,21 +397,21 @@ def lower_blocks(site: LoweringContext, *others: LoweringContext) -> None:
         args += tuple(arg for place in places for arg in window(place).args)
         defines["WEIGHTS"] = 1 + len(others)
     grid = (cut.groups, -(-y.shape[2] // cut.defines["COLS"]), y.shape[0] * y.shape[1])
-    weights = [each.node.inputs[0] for each in (site, *others)]
-    is_constant = site.profile.has_tma and all(each.is_constant for each in weights)
+    weights = [each.node.inputs[0] for each in (ctx, *others)]
+    is_constant = ctx.profile.has_tma and all(each.is_constant for each in weights)
     defines["CONSTANT_W"] = int(is_constant)
-    site.call("matvec_blocks", "matvec_blocks", args, grid, **defines)
+    ctx.call("matvec_blocks", "matvec_blocks", args, grid, **defines)
     if is_constant:
-        site.launched(Launch.WAITS_FIRST)
+        ctx.launched(Launch.WAITS_FIRST)
 
 
-def can_join_blocks(site: LoweringContext, other: LoweringContext) -> bool:
+def can_join_blocks(ctx: LoweringContext, other: LoweringContext) -> bool:
     """Whether a call of ``matvec_blocks`` can multiply its rows with another weight besides."""
-    a, b = site.node.inputs[0], other.node.inputs[0]
-    return site.profile.has_tma and a.dtype is b.dtype and _is_aligned(a) == _is_aligned(b)
+    a, b = ctx.node.inputs[0], other.node.inputs[0]
+    return ctx.profile.has_tma and a.dtype is b.dtype and _is_aligned(a) == _is_aligned(b)
 
 
-def _cut_blocks(site: LoweringContext, *others: LoweringContext) -> _Cut | None:
+def _cut_blocks(ctx: LoweringContext, *others: LoweringContext) -> _Cut | None:
     """Cut ``matvec_blocks``; None if the digits of x do not fit local memory.
 
     Two groups stay resident on each multiprocessor if they fit, one with twice the warps where
@@ -421,8 +419,8 @@ def _cut_blocks(site: LoweringContext, *others: LoweringContext) -> _Cut | None:
     With fewer columns the rows of w are read again for the others, by groups that run beside the
     first ones, so that they find them in the cache.
     """
-    p, chosen = site.profile, site.node.op == "mul_mat_id"
-    w, y = site.node.inputs[0], window(site.node.output)
+    p, chosen = ctx.profile, ctx.node.op == "mul_mat_id"
+    w, y = ctx.node.inputs[0], window(ctx.node.output)
     rows, blocks = w.shape[-2], w.shape[-1] // BLOCK
     vectors, batches = (
         (1, y.shape[1] * y.shape[2]) if chosen else (y.shape[2], y.shape[0] * y.shape[1])
@@ -433,7 +431,7 @@ def _cut_blocks(site: LoweringContext, *others: LoweringContext) -> _Cut | None:
         for resident, warps, each, stages in _SHAPES[is_single]:
             if not _has_whole_steps(w.dtype, warps * each):
                 continue
-            local = _local_nbytes(site, warps, each, stages, columns, blocks)
+            local = _local_nbytes(ctx, warps, each, stages, columns, blocks)
             if (local + DECLARED_NBYTES) * resident <= p.local_nbytes:
                 break
         else:
@@ -463,10 +461,10 @@ _SHAPES: Final = {
 
 
 def _local_nbytes(
-    site: LoweringContext, warps: int, each: int, stages: int, columns: int, blocks: int
+    ctx: LoweringContext, warps: int, each: int, stages: int, columns: int, blocks: int
 ) -> int:
     """Return the local memory of a group, as ``product`` of the kernel cuts it."""
-    w = site.node.inputs[0]
+    w = ctx.node.inputs[0]
     pieces = w.dtype.row_nbytes(warps * each * BLOCK) // PIECE + (not _is_aligned(w))
     stage = TILE * (pieces | 1) * PIECE
     results = 2 * warps * TILE * columns * 3 * 4
@@ -499,10 +497,10 @@ WAYS: Final[tuple[Way, ...]] = (
 )
 
 
-def _chosen_args(site: LoweringContext) -> tuple[Arg, ...]:
-    w, x, _ = site.node.inputs
-    tensors = (*window(w).args, *window(x).args, *ids_window(site.node).args)
-    return (*tensors, *window(site.node.output).args, FAULT, CODE)
+def _chosen_args(ctx: LoweringContext) -> tuple[Arg, ...]:
+    w, x, _ = ctx.node.inputs
+    tensors = (*window(w).args, *window(x).args, *ids_window(ctx.node).args)
+    return (*tensors, *window(ctx.node.output).args, FAULT, CODE)
 
 
 def next_power(n: int) -> int:

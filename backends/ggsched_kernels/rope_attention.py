@@ -12,9 +12,9 @@ from ggsched_kernels.rope_kv_write import Job, arguments, jobs_from
 
 
 def join_attention(
-    groups: Groups, at: int, profile: TuningProfile, site: type[Site]
+    groups: Groups, at: int, profile: TuningProfile, ctx: type[Site]
 ) -> tuple[int, Site] | None:
-    """Return how many groups from ``at`` on one kernel does, and its site; None if it is none."""
+    """Return how many groups from ``at`` on one kernel does, and its context, or None."""
     jobs, last = jobs_from(groups, at), groups[at + MAX_JOBS : at + MAX_JOBS + 1]
     if len(jobs) < MAX_JOBS or not last or [node.op for node in last[0]] != ["attention"]:
         return None
@@ -29,7 +29,7 @@ def join_attention(
     if any(job.writes.meets(o) for job in jobs for o in others):
         return None
     heads = [i32(job.groups // k.shape[1]) for job in jobs]
-    made = site(node, profile)
+    made = ctx(node, profile)
     lower_attention(made, (*arguments(jobs), *heads))
     return MAX_JOBS + 1, made
 

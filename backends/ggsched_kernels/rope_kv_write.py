@@ -54,9 +54,9 @@ class Job:
 
 
 def join_heads(
-    groups: Groups, at: int, profile: TuningProfile, site: type[Site], least: int = 1
+    groups: Groups, at: int, profile: TuningProfile, ctx: type[Site], least: int = 1
 ) -> tuple[int, Site] | None:
-    """Return how many groups from ``at`` on one kernel does, and its site; None for too few.
+    """Return how many groups from ``at`` on one kernel does, and its context; None for too few.
 
     A group is taken as long as nothing that it writes is read or written by the others.
     """
@@ -64,7 +64,7 @@ def join_heads(
     count = len(jobs)
     if count < least or any(job.source.shape[1] > FEW_POSITIONS for job in jobs):
         return None
-    made = site(groups[at + count - 1][-1], profile)
+    made = ctx(groups[at + count - 1][-1], profile)
     ends = [sum(job.groups for job in jobs[:i]) for i in range(1, MAX_JOBS + 1)]
     args = arguments(jobs)
     grid = (ends[-1], 1, 1)

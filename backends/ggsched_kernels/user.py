@@ -33,39 +33,39 @@ _WORDS: Final = {
 }
 
 
-def lower_user(site: LoweringContext) -> None:
+def lower_user(ctx: LoweringContext) -> None:
     """Add what computes a user-defined op; strided operands are copied before it."""
-    node = site.node
+    node = ctx.node
     kernel = user_kernel(node.op, node.output.buffer.device.facts.backend)
     names = (*OPS[node.op].operands, "out")
-    places = {name: _place(site, o) for name, o in zip(names[:-1], node.inputs, strict=True)}
-    out = places["out"] = _result_place(site)
+    places = {name: _place(ctx, o) for name, o in zip(names[:-1], node.inputs, strict=True)}
+    out = places["out"] = _result_place(ctx)
     if isinstance(kernel, SourceKernel):
-        _call_source(site, kernel, names, places)
+        _call_source(ctx, kernel, names, places)
     else:
-        _call_function(site, kernel, places.values())
+        _call_function(ctx, kernel, places.values())
     if out.buffer is SCRATCH:
         dtype = node.output.dtype
-        site.copy(out, window(node.output), dtype, _COPY[dtype.name])
+        ctx.copy(out, window(node.output), dtype, _COPY[dtype.name])
 
 
-def _call_function(site: LoweringContext, function: Any, places: Iterable[Window]) -> None:
+def _call_function(ctx: LoweringContext, function: Any, places: Iterable[Window]) -> None:
     """Add the call of a function that enqueues commands."""
-    node = site.node
+    node = ctx.node
     kinds = tuple((o.dtype, o.shape) for o in (*node.inputs, node.output))
     memory = tuple((place.buffer, place.offset) for place in places)
-    site.calls.append(StreamCall(function, memory, kinds, node.params, node.label))
+    ctx.calls.append(StreamCall(function, memory, kinds, node.params, node.label))
 
 
 def _call_source(
-    site: LoweringContext, kernel: SourceKernel, names: Sequence[str], places: dict[str, Window]
+    ctx: LoweringContext, kernel: SourceKernel, names: Sequence[str], places: dict[str, Window]
 ) -> None:
     """Add the call of a function in OpenCL C or CUDA C++."""
-    node = site.node
+    node = ctx.node
     operands = (*node.inputs, node.output)
     args: list[Arg] = []
     for text in kernel.args:
-        args += _arg(site, text, places, dict(zip(names, operands, strict=True)))
+        args += _arg(ctx, text, places, dict(zip(names, operands, strict=True)))
     items = prod(node.output.shape)
     if kernel.items is not None:
         items = int(kernel.items(*[o.shape for o in node.inputs], node.output.shape))
@@ -74,7 +74,7 @@ def _call_source(
         raise UsageError(f"{items} work items are too many", where=node.label)
     digest = hashlib.blake2b(kernel.source.encode(), digest_size=4).hexdigest()
     kinds = {f"TYPE_{n}": _pointer(o) for n, o in zip(names, operands, strict=True)}
-    site.call(
+    ctx.call(
         PREFIX + node.op,
         KERNEL,
         tuple(args),
@@ -83,7 +83,7 @@ def _call_source(
         SOURCE=f"0x{digest}u",
         **kinds,
     )
-    site.launched(Launch.IN_TURN)
+    ctx.launched(Launch.IN_TURN)
 
 
 def user_source(name: str, dialect: Literal["opencl", "cuda"]) -> str:
@@ -107,7 +107,7 @@ def user_source(name: str, dialect: Literal["opencl", "cuda"]) -> str:
     return f"{words}{kernel.source}\n{head} {KERNEL}({', '.join(declared)}) {{ {body} }}\n"
 
 
-def _place(site: LoweringContext, operand: Operand) -> Window:
+def _place(ctx: LoweringContext, operand: Operand) -> Window:
     """Return where an operand lies without gaps, in a copy if need be."""
     if _is_plain(operand):
         return window(operand)
@@ -115,17 +115,17 @@ def _place(site: LoweringContext, operand: Operand) -> Window:
     if kernel is None:
         raise UsageError(
             f"a user-defined op cannot take a strided operand of {operand.dtype}",
-            where=site.node.label,
+            where=ctx.node.label,
             hint="copy it with cont()",
         )
-    target = _scratch(site, operand)
-    site.copy(window(operand), target, operand.dtype, kernel)
+    target = _scratch(ctx, operand)
+    ctx.copy(window(operand), target, operand.dtype, kernel)
     return target
 
 
-def _result_place(site: LoweringContext) -> Window:
-    out = site.node.output
-    return window(out) if _is_plain(out) else _scratch(site, out)
+def _result_place(ctx: LoweringContext) -> Window:
+    out = ctx.node.output
+    return window(out) if _is_plain(out) else _scratch(ctx, out)
 
 
 def _is_plain(operand: Operand) -> bool:
@@ -134,16 +134,16 @@ def _is_plain(operand: Operand) -> bool:
     return all(n == 1 or s == p for n, s, p in pairs)
 
 
-def _scratch(site: LoweringContext, operand: Operand) -> Window:
+def _scratch(ctx: LoweringContext, operand: Operand) -> Window:
     nbytes = prod(operand.shape) * operand.dtype.block_nbytes
     strides = contiguous_strides(operand.dtype, operand.shape)
-    offset = site.scratch(nbytes)
+    offset = ctx.scratch(nbytes)
     plain = window(Operand(operand.buffer, offset, nbytes, operand.dtype, operand.shape, strides))
     return Window(SCRATCH, plain.offset, plain.shape, plain.strides)
 
 
 def _arg(
-    site: LoweringContext, text: str, places: dict[str, Window], operands: dict[str, Operand]
+    ctx: LoweringContext, text: str, places: dict[str, Window], operands: dict[str, Operand]
 ) -> Sequence[Arg]:
     head, _, rest = text.partition(":")
     if head == "size" and rest:
@@ -153,11 +153,11 @@ def _arg(
         return [i64(operands[name].shape[int(axis)])]
     if text in places:
         return [places[text].buffer, i64(places[text].offset)]
-    value = site.node.params[text]
+    value = ctx.node.params[text]
     if isinstance(value, float):
         return [struct.pack("<f", value)]
     if not isinstance(value, int):
-        raise UsageError(f"parameter {text!r} is not a number", where=site.node.label)
+        raise UsageError(f"parameter {text!r} is not a number", where=ctx.node.label)
     return [i32(int(value))]
 
 

@@ -40,7 +40,7 @@ class Merging:
             return self._found[made.name]
 
     def _meet(self, kernel: Handle, groups: int, lanes: int) -> bool:
-        """Whether all groups wait for each other, if not for long; not if the driver refuses them."""
+        """Whether the driver takes all groups and these wait for each other, if not for long."""
         nothing = driver.make_filled_buffer(self._context, bytes(64))
         found = driver.make_filled_buffer(self._context, bytes(4 * groups))
         given = (found, i32(0), nothing, PROBED_PATIENCE, nothing, i32(0))

@@ -11,7 +11,7 @@ from ggsched_cpu.lowering.tasks import SERIAL_NBYTES, Task, address, bits, parts
 from ggsched_cpu.native import Kernels
 
 
-def attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def attention(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task: a part is some tokens of the queries that read one head of keys."""
     k, v, q, *rest = node.inputs
     out = node.out

@@ -27,8 +27,8 @@ _PLAIN: Final = {
 class _Tasks:
     """Collects tasks on matrices whose rows are contiguous."""
 
-    def __init__(self, site: CpuLoweringContext, kernels: Kernels) -> None:
-        self.site, self.kernels = site, kernels
+    def __init__(self, ctx: CpuLoweringContext, kernels: Kernels) -> None:
+        self.ctx, self.kernels = ctx, kernels
         self.found: list[Task] = []
 
     def product(self, w: Array, x: Array, out: Array) -> None:
@@ -54,7 +54,7 @@ class _Tasks:
         self.found.append(task)
 
 
-def recurrent(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def recurrent(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of an LSTM or a GRU with the usual activations.
 
     None for lengths, peepholes, limits, other activations, and more steps or sequences than are
@@ -79,9 +79,9 @@ def recurrent(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     if not 0 < steps * count <= MAX_STEPS or batch > MAX_BATCH or not r.size or not x.size:
         return None
     reset_after = bool(node.bound.params.get("reset_after"))
-    tasks = _Tasks(site, kernels)
+    tasks = _Tasks(ctx, kernels)
     for d in range(count):
-        first = site.scratch((steps * batch, w.shape[1]))
+        first = ctx.scratch((steps * batch, w.shape[1]))
         tasks.product(w[d], x.reshape(-1, width), first)
         mine = {name: array[d] for name, array in own.items()}
         if "bias" in mine:
@@ -106,8 +106,8 @@ def _lstm(
 ) -> None:
     h, cell, (last, now) = own.get("h0"), own.get("c0"), ends
     n = r.shape[1]
-    made = tasks.site.scratch(inputs[0].shape)
-    spare = tasks.site.scratch(now.shape)
+    made = tasks.ctx.scratch(inputs[0].shape)
+    spare = tasks.ctx.scratch(now.shape)
     if "bias" in own:
         for gates in inputs:
             tasks.apply("add", gates, own["bias"][4 * n :], gates)
@@ -141,8 +141,8 @@ def _gru(
 ) -> None:
     h, n = own.get("h0"), r.shape[1]
     b = own["bias"][3 * n :] if "bias" in own else None
-    made = tasks.site.scratch(inputs[0].shape)
-    spare = tasks.site.scratch(results[0].shape)
+    made = tasks.ctx.scratch(inputs[0].shape)
+    spare = tasks.ctx.scratch(results[0].shape)
     for gates, out in zip(inputs, results, strict=True):
         z, reset, new = (gates[:, k * n : (k + 1) * n] for k in range(3))
         both, own_new = gates[:, : 2 * n], made[:, 2 * n :]

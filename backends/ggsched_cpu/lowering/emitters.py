@@ -38,7 +38,7 @@ def _one(task: Task | None) -> list[Task] | None:
     return None if task is None else [task]
 
 
-def _elementwise(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _elementwise(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     op, out = node.bound.op, node.out
     count, names, _ = FORMULAS[op]
     own = [bits(node.number(name)) for name in names]
@@ -69,7 +69,7 @@ def _row(
     return _one(row_task(kernel, operands, shape, columns, kernels.threads, own))
 
 
-def _norm(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _norm(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x, out = node.inputs[0], node.out
     if not (is_dense(x) and is_dense(out)):
         return None
@@ -77,7 +77,7 @@ def _norm(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     return _row(kernel, (x, out), x, kernels, [bits(node.number("eps"))])
 
 
-def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _soft_max(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x, out = node.inputs[0], node.out
     masked, sinks = bool(node.param("mask")), bool(node.param("sinks"))
     rest = list(node.inputs[1:])
@@ -92,7 +92,7 @@ def _soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     return _row(kernel, (*operands, out), x, kernels, [bits(node.number("scale"))])
 
 
-def _log_soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _log_soft_max(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x, out = node.inputs[0], node.out
     plain = all(a.dtype == np.float32 and is_dense(a) for a in (x, out))
     if int(node.number("axis")) % x.ndim != x.ndim - 1 or not plain:
@@ -101,7 +101,7 @@ def _log_soft_max(node: Node, site: CpuLoweringContext, kernels: Kernels) -> lis
     return _row(kernel, (x, out), x, kernels, [_libm("logf")])
 
 
-def _soft_max_across(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _soft_max_across(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task of a softmax over an axis before the last."""
     x, out = node.inputs[0], node.out
     axis = int(node.number("axis")) % x.ndim
@@ -118,7 +118,7 @@ def _soft_max_across(node: Node, site: CpuLoweringContext, kernels: Kernels) -> 
     return _one(task)
 
 
-def _sum_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _sum_rows(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x = node.inputs[0]
     name = "sum_rows" if is_dense(x) else "sum_rows_strided"
     return _row(kernels.address(name, name), (x, node.out[..., 0]), x, kernels)
@@ -134,7 +134,7 @@ _OF_ROWS: Final = {
 """Kernels of reductions over the last axes."""
 
 
-def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _reduce(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x, axes = node.inputs[0], node.param("axes")
     assert isinstance(axes, tuple)
     kept = x.ndim - len(axes)
@@ -148,7 +148,7 @@ def _reduce(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     return _row(kernels.address(name, name), (rows, node.out.reshape(-1)), rows, kernels)
 
 
-def _scan(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _scan(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task of totals along the last axis that is longer than one."""
     x, out, axis = node.inputs[0], node.out, int(node.number("axis")) % node.out.ndim
     element = indexed.ADDED.get(x.dtype.str[1:])
@@ -161,7 +161,7 @@ def _scan(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     return _row(kernels.address("scan", f"{how}_{element}"), (x, out), x, kernels)
 
 
-def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _top_k(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     (x,), k, op = node.inputs, int(node.number("k")), node.bound.op
     is_last = op == "top_k" or int(node.number("axis")) % x.ndim == x.ndim - 1
     if not (is_last and is_dense(x) and node.out.strides[-1] == node.out.itemsize):
@@ -174,7 +174,7 @@ def _top_k(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     return _row(kernel, (x, node.out), x, kernels, [k, *order])
 
 
-def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _copy(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     source, dtype, to = node.inputs[0], node.dtype(0), node.bound.output.dtype
     out = node.out
     family = f"convert_{dtype}"
@@ -190,7 +190,7 @@ def _copy(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     return _row(kernels.address(family, f"to_{to}"), (source, out), out, kernels)
 
 
-def _cast(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _cast(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     (x,), out, to = node.inputs, node.out, node.bound.output.dtype
     if not (x.flags.c_contiguous and out.flags.c_contiguous):
         return None
@@ -200,7 +200,7 @@ def _cast(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
     return _one(flat_task(kernel, (x, out), out.size, kernels.threads))
 
 
-def _get_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _get_rows(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     table, ids = node.inputs
     dtype, width = node.dtype(0), node.out.shape[-1]
     if table.ndim > MAX_TABLE_AXES or not (dtype is I32 or is_compiled(dtype)):
@@ -229,7 +229,7 @@ def _rows_by_id(
     return _one(task)
 
 
-def _set_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _set_rows(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     _, source, ids = node.inputs
     table, to = node.out, node.bound.output.dtype
     if not (is_dense(table) and is_dense(source)) or not ids.size:
@@ -239,7 +239,7 @@ def _set_rows(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     return _rows_by_id(kernel, (source, ids), source, kernels, own, table)
 
 
-def _add_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _add_id(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x, bias, ids = node.inputs
     if not all(is_dense(a) for a in (x, bias, node.out)):
         return None
@@ -259,13 +259,13 @@ def _libm(name: str) -> int:
     return found
 
 
-def _rotations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> tuple[Array, list[Task]]:
+def _rotations(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> tuple[Array, list[Task]]:
     """Return the table of a rotation, and the task that fills it unless an earlier node has."""
     operands = node.bound.inputs[1:]
     params = tuple(sorted((k, repr(v)) for k, v in node.bound.params.items()))
     places = tuple((id(o.buffer), o.offset, o.shape, o.strides) for o in operands)
     key = ("compiled rope", places, params)
-    known = site.tables.get(key)
+    known = ctx.tables.get(key)
     if known is not None:
         return known[1], []
     inverse, magnitude = rope_table(node.bound.params)
@@ -283,11 +283,11 @@ def _rotations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> tuple[
     )  # fmt: skip
     if task is None:
         return table, []
-    site.tables[key] = operands, table
+    ctx.tables[key] = operands, table
     return table, [task]
 
 
-def _rope(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _rope(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     x, out, n = node.inputs[0], node.out, int(node.number("n_dims"))
     if not (is_dense(x) and is_dense(out) and node.inputs[1].flags.aligned):
         return None
@@ -295,7 +295,7 @@ def _rope(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
         node.inputs[2].flags.c_contiguous and is_dense(node.inputs[2])
     ):
         return None
-    table, tasks = _rotations(node, site, kernels)
+    table, tasks = _rotations(node, ctx, kernels)
     how = "halves" if node.param("pairing") == "halves" else "adjacent"
     kernel = kernels.address("rope", f"rope_{how}")
     spread = np.broadcast_to(table[:, None], (*x.shape[:2], table.shape[1]))
@@ -305,13 +305,13 @@ def _rope(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] 
 
 
 def emit_fused(
-    node: Node, following: Sequence[Node], site: CpuLoweringContext, kernels: Kernels
+    node: Node, following: Sequence[Node], ctx: CpuLoweringContext, kernels: Kernels
 ) -> tuple[list[Task], int] | None:
     """Return the tasks of a node and of some that follow it, and how many these are.
 
     Args:
         following: Single nodes behind it, in order.
-        site: State of the program.
+        ctx: State of the program.
         kernels: What there is.
 
     Returns:
@@ -320,12 +320,12 @@ def emit_fused(
     if node.bound.op != "nd.conv":
         return None
     activations = activations_of(node, following)
-    tasks = conv(node, site, kernels, activations) if activations else None
+    tasks = conv(node, ctx, kernels, activations) if activations else None
     return None if tasks is None else (tasks, len(activations))
 
 
 def emit_group(
-    nodes: Sequence[Node], site: CpuLoweringContext, kernels: Kernels
+    nodes: Sequence[Node], ctx: CpuLoweringContext, kernels: Kernels
 ) -> list[Task] | None:
     """Return tasks for a fusion group, or None if its nodes are as well run one by one."""
     group = nodes[-1].bound.group

@@ -125,7 +125,7 @@ def _by_tuple(node: Node, ids: Array, table: Array, other: Array, kernels: Kerne
 
 
 def _taken(take: Callable[[Node, Kernels], Task | None]) -> Callable[..., list[Task] | None]:
-    def emit(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    def emit(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
         task = take(node, kernels) if _is_plain(node) else None
         return None if task is None else [task]
 
@@ -135,7 +135,7 @@ def _taken(take: Callable[[Node, Kernels], Task | None]) -> Callable[..., list[T
 def _put(put: Callable[[Node, Kernels], Task | None]) -> Callable[..., list[Task] | None]:
     """Return what copies the operand, and then puts elements or slices."""
 
-    def emit(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+    def emit(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
         (x, ids, _), how = node.inputs, node.param("reduction")
         is_known = how == "none" or (how == "add" and x.dtype.str[1:] in ADDED)
         copied = moved_apart(x, node.out, kernels)

@@ -55,7 +55,7 @@ def _layout(dtype: DType, columns: int, kernels: Kernels) -> _Layout:
     return _Layout("int8", f"int8_{group}", nbytes, (factor,))
 
 
-def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def product(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return tasks for one matrix with dense rows."""
     w, x, out = *node.inputs, node.out
     dtype = node.dtype(0)
@@ -65,7 +65,7 @@ def product(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     if dtype is F32 and w.shape[0] < MIN_ROWS:
         return None
     layout = _layout(dtype, x.shape[1], kernels)
-    packed, tasks = _panels(node, x, layout, site, kernels)
+    packed, tasks = _panels(node, x, layout, ctx, kernels)
     if packed is None:
         return None
     rows, columns, vectors = w.shape[0], x.shape[1], x.shape[0]
@@ -100,19 +100,19 @@ def _chunk_rows(rows: int, others: int, threads: int) -> int:
 
 
 def _panels(
-    node: Node, x: Array, layout: _Layout, site: CpuLoweringContext, kernels: Kernels
+    node: Node, x: Array, layout: _Layout, ctx: CpuLoweringContext, kernels: Kernels
 ) -> tuple[Array | None, list[Task]]:
     """Return activations in panels, and the tasks that lay them out unless they are there."""
     operand = node.bound.inputs[1]
     how = layout.suffix, layout.own
     place = id(operand.buffer), operand.offset, operand.shape, operand.strides
     key: TableKey = ("panels", how, place)
-    known = site.tables.get(key)
+    known = ctx.tables.get(key)
     if known is not None:
         return known[1], []
     (vectors, columns), width = x.shape, panel_width(kernels.target)
     count = ceil(vectors / width)
-    packed = site.rounded(key, (count, layout.panel_nbytes))
+    packed = ctx.rounded(key, (count, layout.panel_nbytes))
     # A panel's row of x begins ``width`` activations after that of the one before.
     turned = np.lib.stride_tricks.as_strided(
         x, (count, columns), (width * x.strides[0], x.strides[1])
@@ -124,11 +124,11 @@ def _panels(
     )
     if task is None:
         return None, []
-    site.tables[key] = (operand,), packed
+    ctx.tables[key] = (operand,), packed
     return packed, [task]
 
 
-def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]:
+def routed(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task]:
     """Return tasks for many rows with chosen experts: each expert's rows become panels."""
     w, x, ids = node.inputs
     out, dtype = node.out, node.dtype(0)
@@ -136,9 +136,9 @@ def routed(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task]
     (experts, rows), columns = w.shape[:2], x.shape[2]
     width = panel_width(kernels.target)
     pairs = tokens * used
-    routes = site.scratch((2 * (experts + 1) + pairs,), np.int32)
+    routes = ctx.scratch((2 * (experts + 1) + pairs,), np.int32)
     layout = _layout(dtype, columns, kernels)
-    panels = site.scratch((pairs // width + experts, layout.panel_nbytes), np.uint8)
+    panels = ctx.scratch((pairs // width + experts, layout.panel_nbytes), np.uint8)
     first, of = experts_of(node)
     args = (
         address(ids), *ids.strides, tokens, used, experts, address(routes), first, of,

@@ -60,7 +60,7 @@ MOVES: Final[Mapping[str, Moves]] = {
 """By op: windows of operands, and where in the result they go."""
 
 
-def moved(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def moved(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return a task for each window."""
     tasks = []
     for source, target in MOVES[node.bound.op](node):
@@ -172,7 +172,7 @@ MAX_RUNS: Final = 8
 """Runs of a border, each of which is a task."""
 
 
-def pad(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def pad(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return tasks: one for what lies inside, and some for the borders of each axis."""
     x, out, mode = node.inputs[0], node.out, node.param("mode")
     pads, n = node.param("pads"), x.ndim

@@ -61,7 +61,7 @@ def is_dense(a: Array) -> bool:
     return a.flags.aligned and (a.shape[-1] == 1 or a.strides[-1] == a.itemsize)
 
 
-def _activations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> _Rows | None:
+def _activations(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> _Rows | None:
     """Return the activations of a product, rounded unless f32 is set.
 
     To 8 bits beside packed weights, to bf16 beside bf16 where the processor multiplies pairs.
@@ -75,11 +75,11 @@ def _activations(node: Node, site: CpuLoweringContext, kernels: Kernels) -> _Row
         factor = correction_factor(kernels.target, coding(dtype.layout)) & 0xFFFF_FFFF
         family = rounded_family(kernels.target, dtype)
         how = _Rounding(family, "int8", BLOCK, rounded_nbytes(columns), (factor,))
-        return _rounded(operand, x, how, site, kernels)
+        return _rounded(operand, x, how, ctx, kernels)
     is_paired = dtype is BF16 and has_pairs(kernels.target) and columns % PAIRED == 0
     if is_paired and _has_rows(w, dtype):
         how = _Rounding("bf16", "bf16", PAIRED, BF16.row_nbytes(columns), ())
-        return _rounded(operand, x, how, site, kernels)
+        return _rounded(operand, x, how, ctx, kernels)
     return _exact(x)
 
 
@@ -107,21 +107,21 @@ def _exact(x: Array) -> _Rows:
 
 
 def _rounded(
-    operand: Operand, x: Array, how: _Rounding, site: CpuLoweringContext, kernels: Kernels
+    operand: Operand, x: Array, how: _Rounding, ctx: CpuLoweringContext, kernels: Kernels
 ) -> _Rows | None:
     place = id(operand.buffer), operand.offset, operand.shape, operand.strides
     key: TableKey = ("rounded", (how.family, how.own), place)
-    known = site.tables.get(key)
+    known = ctx.tables.get(key)
     if known is not None:
         made: Array = known[1]
         return _Rows(made, address(made), made.strides[:-1], (), how.suffix)
-    made = site.rounded(key, (*x.shape[:-1], how.nbytes))
+    made = ctx.rounded(key, (*x.shape[:-1], how.nbytes))
     kernel = kernels.address(how.family, "round_rows")
     blocks = x.shape[-1] // how.block
     task = row_task(kernel, (x, made), x.shape[:-1], blocks, kernels.threads, how.own)
     if task is None:
         return None
-    site.tables[key] = (operand,), made
+    ctx.tables[key] = (operand,), made
     return _Rows(made, address(made), made.strides[:-1], (task,), how.suffix)
 
 
@@ -157,7 +157,7 @@ def _vectors_kernel(vectors: int) -> int:
     return next((v for v in VECTORS if v >= vectors), VECTORS[-1])
 
 
-def mul_mat(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def mul_mat(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return tasks for a product of few rows."""
     w, x, out = *node.inputs, node.out
     dtype = node.dtype(0)
@@ -166,10 +166,10 @@ def mul_mat(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task
     if x.ndim > 4 or not w.flags.aligned:
         return None
     if x.shape[-2] > MAX_VECTORS:
-        return many_rows.product(node, site, kernels) if _has_rows(w, dtype) else None
+        return many_rows.product(node, ctx, kernels) if _has_rows(w, dtype) else None
     if not _has_rows(w, dtype) and not _has_columns(w, dtype):
         return None
-    rows = _activations(node, site, kernels)
+    rows = _activations(node, ctx, kernels)
     if rows is None:
         return None
     w = w.reshape((1,) * (4 - w.ndim) + w.shape)
@@ -253,7 +253,7 @@ def _has_columns(w: Array, dtype: DType) -> bool:
     return not dtype.is_quantized and w.strides[-2] == dtype.block_nbytes
 
 
-def mul_mat_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def mul_mat_id(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return tasks for products of few rows with chosen experts."""
     w, x, ids = node.inputs
     out, dtype = node.out, node.dtype(0)
@@ -267,8 +267,8 @@ def mul_mat_id(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[T
     if cleared is None:
         return None
     if tokens * used > MAX_CHOSEN:
-        return [*cleared, *many_rows.routed(node, site, kernels)]
-    rows = _activations(node, site, kernels)
+        return [*cleared, *many_rows.routed(node, ctx, kernels)]
+    rows = _activations(node, ctx, kernels)
     if rows is None:
         return None
     values = {

@@ -10,7 +10,7 @@ from ggsched_cpu.lowering.tasks import SERIAL_NBYTES, Task, address, bits, parts
 from ggsched_cpu.native import Kernels
 
 
-def linear_attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def linear_attention(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task: a part is the matrix of one slot and head."""
     state, q, k, v, decay, slots, positions, *rest = node.inputs
     beta = rest[0] if rest else decay
@@ -42,7 +42,7 @@ def linear_attention(node: Node, site: CpuLoweringContext, kernels: Kernels) -> 
     return [Task(kernel, args, count * heads, is_serial, count, keeps)]
 
 
-def short_conv(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def short_conv(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task: a part is some rows of the result and of the states afterwards."""
     state, x, w, slots, positions = node.inputs
     if not (is_dense(state) and is_dense(x) and w.flags.aligned):

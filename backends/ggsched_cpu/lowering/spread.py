@@ -12,7 +12,7 @@ from ggsched_cpu.lowering.tiles import product_task
 from ggsched_cpu.native import Kernels
 
 
-def conv_transpose(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def conv_transpose(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of one in one or two dimensions whose strides are its window's extents."""
     x, w, *rest = node.inputs
     out, n = node.out, x.ndim - 2
@@ -32,15 +32,15 @@ def conv_transpose(node: Node, site: CpuLoweringContext, kernels: Kernels) -> li
     down, across = (1,) * (2 - n) + x.shape[2:]
     images, each, per = len(x), w.shape[1], len(w) // groups
     lines = each * high * wide
-    rows = site.scratch((groups, lines, per))
+    rows = ctx.scratch((groups, lines, per))
     turned = move(w.reshape(groups, per, lines).swapaxes(1, 2), rows, kernels)
     bias: Array = np.zeros((1, lines), np.float32)
     tasks = [turned]
     if rest:
-        bias = site.scratch((groups, lines))
+        bias = ctx.scratch((groups, lines))
         each_bias = np.broadcast_to(rest[0].reshape(-1, 1), (groups * each, high * wide))
         tasks.append(move(each_bias, bias.reshape(-1, high * wide), kernels))
-    spread = site.scratch((images, groups, lines, down * across))
+    spread = ctx.scratch((images, groups, lines, down * across))
     columns = x.reshape(images, groups, per, down * across)
     tasks.append(product_task(rows, columns, bias, spread, kernels))
     planes = images * groups * each

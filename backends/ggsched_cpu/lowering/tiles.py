@@ -115,9 +115,9 @@ def product_task(w: Array, x: Array, bias: Array, out: Array, kernels: Kernels) 
     return tiles_task(values, images, kernels, (w, x, bias, out))
 
 
-def mul_mat(node: Node, site: CpuLoweringContext, kernels: Kernels) -> Sequence[Task] | None:
+def mul_mat(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> Sequence[Task] | None:
     """Return tasks for a product: by what the weight's layout has kernels for, else by tiles."""
-    made = products.mul_mat(node, site, kernels)
+    made = products.mul_mat(node, ctx, kernels)
     if made is not None:
         return made
     w, x, out = *node.inputs, node.out
@@ -126,9 +126,9 @@ def mul_mat(node: Node, site: CpuLoweringContext, kernels: Kernels) -> Sequence[
         return None
     if products.is_dense(x):
         return _by_tiles(w, x, out, kernels)
-    dense = site.scratch(x.shape)
+    dense = ctx.scratch(x.shape)
     moved = moves.move(x, dense, kernels)
-    made = products.mul_mat(replace(node, inputs=(w, dense)), site, kernels)
+    made = products.mul_mat(replace(node, inputs=(w, dense)), ctx, kernels)
     made = _by_tiles(w, dense, out, kernels) if made is None else made
     return None if moved is None or made is None else [moved, *made]
 

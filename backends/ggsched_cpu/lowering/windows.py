@@ -68,7 +68,7 @@ class _Conv:
 
 
 def conv(
-    node: Node, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node] = ()
+    node: Node, ctx: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node] = ()
 ) -> list[Task] | None:
     """Return the tasks of a convolution, and of ops on its results in their place."""
     c = _bound(node)
@@ -76,11 +76,11 @@ def conv(
         return None
     each, per = len(c.w) // c.groups, c.w.shape[1]
     if per <= MAX_CHANNELS and each <= MAX_ROWS and c.strides[1] in (1, 2):
-        return _by_rows(c, site, kernels, activations) if len(c.x) <= MAX_BATCH else None
+        return _by_rows(c, ctx, kernels, activations) if len(c.x) <= MAX_BATCH else None
     if is_few(node):
-        return None if activations else _by_vectors(c, site, kernels)
+        return None if activations else _by_vectors(c, ctx, kernels)
     panel = panel_width(kernels.target, prod(c.w.shape[1:]))
-    return _by_tiles(c, panel, site, kernels, activations) if panel else None
+    return _by_tiles(c, panel, ctx, kernels, activations) if panel else None
 
 
 def is_few(node: Node) -> bool:
@@ -94,9 +94,9 @@ def is_few(node: Node) -> bool:
     )
 
 
-def _by_vectors(c: _Conv, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def _by_vectors(c: _Conv, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of few windows: a panel of them would be empty for the most part."""
-    data, tasks = (c.x, []) if not any(c.pads) else _padded(c.x, c.pads, 0, site, kernels)
+    data, tasks = (c.x, []) if not any(c.pads) else _padded(c.x, c.pads, 0, ctx, kernels)
     m, (down, across), (per, height, width) = len(c.w), c.out.shape[2:], c.w.shape[1:]
     plane, line, item = data.strides[1:]
     shape = down, across, per, height, width
@@ -106,13 +106,13 @@ def _by_vectors(c: _Conv, site: CpuLoweringContext, kernels: Kernels) -> list[Ta
     count, elements = down * across, per * height * width
     rows = _as_rows(windows, count, elements)
     if rows is None:
-        rows = site.scratch((count, elements))
+        rows = ctx.scratch((count, elements))
         longest = (0, 2, 3, 1) if per > width else (0, 1, 2, 3)  # what a row is copied along
         for line, target in zip(windows, rows.reshape(shape), strict=True):
             copied = moves.move(line.transpose(longest), target.transpose(longest), kernels)
             assert copied is not None  # three axes and a row
             tasks.append(copied)
-    sums = c.out.reshape(1, m) if count == 1 else site.scratch((count, m))
+    sums = c.out.reshape(1, m) if count == 1 else ctx.scratch((count, m))
     tasks.append(vectors_task(c.w.reshape(m, elements), rows, sums, kernels))
     add = kernels.address("elementwise_add", "plain")
     wide = np.broadcast_to(c.bias, sums.shape)
@@ -181,12 +181,12 @@ def _bound(node: Node) -> _Conv | None:
 def _by_tiles(
     c: _Conv,
     panel: int,
-    site: CpuLoweringContext,
+    ctx: CpuLoweringContext,
     kernels: Kernels,
     activations: Sequence[Node],
 ) -> list[Task]:
     is_ready = not any(c.pads) and (c.x.shape[3] == 1 or c.x.strides[3] == c.x.itemsize)
-    data, tasks = (c.x, []) if is_ready else _padded(c.x, c.pads, 0, site, kernels)
+    data, tasks = (c.x, []) if is_ready else _padded(c.x, c.pads, 0, ctx, kernels)
     (high, wide), item = data.shape[2:], data.itemsize
     count, m, (down, across) = len(c.out), len(c.w) // c.groups, c.out.shape[2:]
     per, height, width = c.w.shape[1:]
@@ -232,14 +232,14 @@ def _padded(
     x: Array,
     pads: tuple[int, ...],
     slack: int,
-    site: CpuLoweringContext,
+    ctx: CpuLoweringContext,
     kernels: Kernels,
     fill: float = 0.0,
 ) -> tuple[Array, list[Task]]:
     """Return x with its pads, ``slack`` elements behind it, and the task that makes it."""
     top, left, below, right = pads
     shape = (*x.shape[:2], x.shape[2] + top + below, x.shape[3] + left + right)
-    data = site.scratch((prod(shape) + slack,))[: prod(shape)].reshape(shape)
+    data = ctx.scratch((prod(shape) + slack,))[: prod(shape)].reshape(shape)
     own = address(x), *x.strides, top, x.shape[2], left, x.shape[3], bits(fill)
     kernel = kernels.address("pad", "pad")
     task = row_task(kernel, (data,), shape[:3], shape[3], kernels.threads, own, keeps=(x,))
@@ -248,12 +248,12 @@ def _padded(
 
 
 def _by_rows(
-    c: _Conv, site: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
+    c: _Conv, ctx: CpuLoweringContext, kernels: Kernels, activations: Sequence[Node]
 ) -> list[Task] | None:
     by_planes = _by_planes(c, kernels, activations)
     if by_planes is not None:
         return [by_planes]
-    data, tasks = _padded(c.x, c.pads, SLACK, site, kernels)
+    data, tasks = _padded(c.x, c.pads, SLACK, ctx, kernels)
     groups, per = c.groups, c.w.shape[1]
     each, (down, across) = len(c.w) // groups, c.out.shape[2:]
     family, numbers = _family("conv_rows", activations)
@@ -348,23 +348,23 @@ def _by_planes(c: _Conv, kernels: Kernels, activations: Sequence[Node]) -> Task 
     )
 
 
-def max_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def max_pool(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of a pool in one or two dimensions."""
-    return _pool(node, site, kernels, "max_rows", -inf)
+    return _pool(node, ctx, kernels, "max_rows", -inf)
 
 
-def average_pool(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def average_pool(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the tasks of a pool in one or two dimensions whose windows all count the same."""
     counts_all = bool(node.param("counts_pads")) and not any(node.bound.ints("extra"))
     if any(node.bound.ints("pads")) and not counts_all:
         return None
     factor = bits(1.0 / prod(node.bound.ints("kernel")))
-    return _pool(node, site, kernels, "average_rows", 0.0, (factor,))
+    return _pool(node, ctx, kernels, "average_rows", 0.0, (factor,))
 
 
 def _pool(
     node: Node,
-    site: CpuLoweringContext,
+    ctx: CpuLoweringContext,
     kernels: Kernels,
     family: str,
     fill: float,
@@ -382,7 +382,7 @@ def _pool(
     if n == 1:
         x, out, kernel, strides = x[:, :, None], out[:, :, None], (1, *kernel), (1, *strides)
         dilations, pads = (1, *dilations), (0, pads[0], 0, pads[1])
-    data, tasks = _padded(x, pads, SLACK, site, kernels, fill)
+    data, tasks = _padded(x, pads, SLACK, ctx, kernels, fill)
     (images, channels, down, across), line = out.shape, data.strides[2]
     step, rows = strides[0] * line, (images, channels, ceil(down / LINES))
     operands = (
@@ -401,7 +401,7 @@ MAX_PLANE: Final = 1 << 24
 """Elements of an image whose indices are f32."""
 
 
-def grid_sample(node: Node, site: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
+def grid_sample(node: Node, ctx: CpuLoweringContext, kernels: Kernels) -> list[Task] | None:
     """Return the task of linear samples of images in two dimensions."""
     (x, grid), out = node.inputs, node.out
     paddings = {"zeros": 0, "border": 1}

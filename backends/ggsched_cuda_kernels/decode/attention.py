@@ -41,12 +41,12 @@ EIGHT: Final = 8  # elements of a lane
 WARP: Final = 32
 
 
-def fits_attention(site: CudaLoweringContext) -> bool:
+def fits_attention(ctx: CudaLoweringContext) -> bool:
     """Whether tokens are few, and rows of queries, keys, values and results are pieces."""
-    node = site.node
+    node = ctx.node
     k, v, q = node.inputs[:3]
     tokens, heads, width = q.shape
-    if not site.profile.has_tma or node.params["soft_cap"] or v.shape != k.shape:
+    if not ctx.profile.has_tma or node.params["soft_cap"] or v.shape != k.shape:
         return False
     if tokens > MAX_TOKENS or width % EIGHT or width > MAX_WIDTH:
         return False
@@ -54,16 +54,16 @@ def fits_attention(site: CudaLoweringContext) -> bool:
         shape = heads, tokens, k.shape[0]
         if window(node.inputs[3], shape).strides[1]:
             return False
-    is_long = k.shape[0] >= LONG and k.dtype.name in HALVES and fits_flash(site)
+    is_long = k.shape[0] >= LONG and k.dtype.name in HALVES and fits_flash(ctx)
     return not is_long and all(has_pieces(o, 2) for o in (k, v, q, node.output))
 
 
-def lower_attention(site: CudaLoweringContext) -> None:
+def lower_attention(ctx: CudaLoweringContext) -> None:
     """One kernel instead of the node."""
-    grid, flags, cut = cut_of(site)
-    args = (*_by_heads(site.node.inputs[2]).args, *operands_of(site.node), *flags)
-    site.call("attention", "attention", args, grid, **cut)
-    site.launched(Launch.BY_ITSELF)
+    grid, flags, cut = cut_of(ctx)
+    args = (*_by_heads(ctx.node.inputs[2]).args, *operands_of(ctx.node), *flags)
+    ctx.call("attention", "attention", args, grid, **cut)
+    ctx.launched(Launch.BY_ITSELF)
 
 
 def operands_of(node: BoundNode) -> tuple[Arg, ...]:
@@ -86,18 +86,18 @@ def _by_heads(o: Operand) -> Window:
 
 
 def cut_of(
-    site: CudaLoweringContext,
+    ctx: CudaLoweringContext,
 ) -> tuple[tuple[int, int, int], tuple[bytes, ...], dict[str, str | int]]:
     """Return the grid, what the kernel takes behind its operands, and its definitions."""
-    k, _, q = site.node.inputs[:3]
-    _, has, share = attention_operands(site.node)
+    k, _, q = ctx.node.inputs[:3]
+    _, has, share = attention_operands(ctx.node)
     (n, groups, _), tokens = k.shape, q.shape[0]
     largest = groups * -(-share // MAX_ROWS) * tokens * MAX_SPLITS
-    is_few = n <= SHORT or 2 * largest <= site.profile.num_sms
+    is_few = n <= SHORT or 2 * largest <= ctx.profile.num_sms
     parts = -(-share // (FEW_ROWS if is_few else MAX_ROWS))
     each = -(-share // parts)
-    cut = _cut(site.profile.num_sms, k, each, groups * parts * tokens)
-    flags = i32(has), f32(site.number("scale")), i32(share), i32(each)
+    cut = _cut(ctx.profile.num_sms, k, each, groups * parts * tokens)
+    flags = i32(has), f32(ctx.number("scale")), i32(share), i32(each)
     grid = (cut["SPLITS"], groups * parts, tokens)
     return grid, flags, {**cut, **weight_define(k.dtype), "cluster": cut["SPLITS"]}
 

@@ -25,18 +25,18 @@ MAX_MEETING_ROWS = 32
 
 def fits_sums(nodes: list[CudaLoweringContext]) -> bool:
     """Whether all three addends have the rows of the result, which the lanes of a group keep."""
-    return addends([site.node for site in nodes]) is not None
+    return addends([ctx.node for ctx in nodes]) is not None
 
 
 def lower_sums(nodes: list[CudaLoweringContext]) -> None:
     """One kernel for both additions."""
-    _lower(nodes[-1], [site.node for site in nodes], None)
+    _lower(nodes[-1], [ctx.node for ctx in nodes], None)
 
 
 def join_sums(
     groups: Groups, at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups one call computes, and its site; None if it cannot.
+    """Return how many groups one call computes, and its context; None if it cannot.
 
     These are a sum of two devices or of four, which is two groups, and a norm of it. What groups
     give to others is written all the same.
@@ -44,16 +44,16 @@ def join_sums(
     sums = sums_at(groups, at)
     if not sums:
         return None
-    count, site = len(sums) // 2, None
+    count, ctx = len(sums) // 2, None
     if at + count < len(groups):
-        site = _with_norm(sums, groups[at + count], profile)
-    if site is not None:
-        return count + 1, site
+        ctx = _with_norm(sums, groups[at + count], profile)
+    if ctx is not None:
+        return count + 1, ctx
     if count == 1:
         return None  # it is a kernel of its own
-    site = CudaLoweringContext(sums[-1], profile)
-    _lower(site, sums, None)
-    return count, site
+    ctx = CudaLoweringContext(sums[-1], profile)
+    _lower(ctx, sums, None)
+    return count, ctx
 
 
 def sums_at(groups: Groups, at: int) -> Sequence[BoundNode]:
@@ -78,7 +78,7 @@ def _is_sum(groups: Groups, count: int) -> bool:
 def residual_norm(
     add: BoundNode, group: Sequence[BoundNode], profile: TuningProfile
 ) -> CudaLoweringContext | None:
-    """Return the site of a call that computes one addition and the norm of it, or None.
+    """Return the context of a call that computes one addition and the norm of it, or None.
 
     A single row goes another way: additions belong to the product before them there, and norms to
     the one behind.
@@ -106,9 +106,9 @@ def _with_norm(
         return None
     if any(o.meets(i) and not _is_in_place(o, i) for o, i in product((y, made), (*read, *part))):
         return None  # another row's group may not have read it yet
-    site = CudaLoweringContext(mul, profile)
-    _lower(site, sums, (norm, w, made))
-    return site
+    ctx = CudaLoweringContext(mul, profile)
+    _lower(ctx, sums, (norm, w, made))
+    return ctx
 
 
 def _pattern(nodes: Sequence[BoundNode]) -> str:
@@ -137,7 +137,7 @@ def _is_in_place(a: Operand, b: Operand) -> bool:
 
 
 def _lower(
-    site: CudaLoweringContext,
+    ctx: CudaLoweringContext,
     sums: Sequence[BoundNode],
     norm: tuple[BoundNode, Operand, Operand] | None,
 ) -> None:
@@ -162,7 +162,7 @@ def _lower(
     args += (*[i64(0)] * (2 * MAX_PEERS + 1), FAULT, CODE, y.buffer)
     is_normed = norm is not None
     defines = {"UNITS": units, "NORM": int(is_normed), "THIRD": int(is_sum), "PARTS": len(parts)}
-    site.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
-    site.can_meet(meets)
+    ctx.call("sum_norm", "sum_norm", args, (y.rows, 1, 1), lanes=lanes, **defines)
+    ctx.can_meet(meets)
     if is_normed:
-        site.can_write_halves()
+        ctx.can_write_halves()

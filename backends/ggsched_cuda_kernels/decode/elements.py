@@ -26,16 +26,16 @@ _FIRST_BINARY: Final = 16
 def join_elements(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on the kernel does, and its site; None if it is none."""
+    """Return how many groups from ``at`` on the kernel does, and its context, or None."""
     nodes = [group[0] for group in takewhile(_is_small, groups[at : at + MAX_STEPS])]
     if len(nodes) <= 1:
         return None
-    site = CudaLoweringContext(nodes[-1], profile)
+    ctx = CudaLoweringContext(nodes[-1], profile)
     args = tuple(arg for node in nodes for arg in _step(node, profile))
     most = max(prod(node.output.shape) for node in nodes)
     lanes = min(MAX_LANES, max(32, 1 << (most - 1).bit_length()))
-    site.call("elements", "elements", args, (1, 1, 1), lanes=lanes, STEPS=len(nodes))
-    return len(nodes), site
+    ctx.call("elements", "elements", args, (1, 1, 1), lanes=lanes, STEPS=len(nodes))
+    return len(nodes), ctx
 
 
 def _is_small(group: Sequence[BoundNode]) -> bool:
@@ -50,7 +50,7 @@ def _step(node: BoundNode, profile: TuningProfile) -> tuple[Arg, ...]:
     a, *more = node.inputs
     places = merged([window(a), window(more[0] if more else a, a.shape), window(node.output)])
     number, *names = (BINARY if more else UNARY)[node.op]
-    site = CudaLoweringContext(node, profile)
-    p, q = (site.number(name) if name else 0.0 for name in names)
+    ctx = CudaLoweringContext(node, profile)
+    p, q = (ctx.number(name) if name else 0.0 for name in names)
     op = i32(number + _FIRST_BINARY * bool(more))
     return (*(arg for place in places for arg in place.args), op, f32(p), f32(q))

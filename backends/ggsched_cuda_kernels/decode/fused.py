@@ -23,7 +23,7 @@ MANY_LANES: Final = 256
 
 def fits_rms_mul(nodes: list[CudaLoweringContext]) -> bool:
     """Whether rows are vectors of four that the lanes of a group can keep."""
-    norm, mul = (site.node for site in nodes)
+    norm, mul = (ctx.node for ctx in nodes)
     x, w, y = norm.inputs[0], _other(norm, mul), mul.output
     n = x.shape[-1]
     if n % 4 or n > 4 * MAX_LANES * MAX_UNITS or x.shape != y.shape or w.shape[-1] != n:
@@ -54,7 +54,7 @@ def lower_gated_norm(nodes: list[CudaLoweringContext]) -> None:
 
 def fits_norm_mul_add(nodes: list[CudaLoweringContext]) -> bool:
     """Whether all but x are rows of vectors of four, which the lanes of a group can keep."""
-    norm, mul, added = (site.node for site in nodes)
+    norm, mul, added = (ctx.node for ctx in nodes)
     w, z, y = _other(norm, mul), _other(mul, added), added.output
     n = y.shape[-1]
     shapes = {o.shape for o in (norm.inputs[0], mul.output, y)}
@@ -70,15 +70,15 @@ def lower_norm_mul_add(nodes: list[CudaLoweringContext]) -> None:
 
 
 def _norm(
-    site: CudaLoweringContext, mul: BoundNode, last: CudaLoweringContext, gate: Operand | None
+    ctx: CudaLoweringContext, mul: BoundNode, last: CudaLoweringContext, gate: Operand | None
 ) -> None:
-    norm = site.node
+    norm = ctx.node
     x, y = window(norm.inputs[0]), window(last.node.output)
     w = window(_other(norm, mul), mul.output.shape)
     z = y if gate is None else window(gate, mul.output.shape)
     n = x.shape[-1]
     lanes, units = lanes_of(n, x.rows)
-    args = (*x.args, *w.args, *z.args, *y.args, f32(site.number("eps")), y.buffer)
+    args = (*x.args, *w.args, *z.args, *y.args, f32(ctx.number("eps")), y.buffer)
     is_centred = norm.op == "norm"
     flags = {"UNITS": units, "GATED": int(gate is not None) * (1 + is_centred)}
     if is_centred:
@@ -100,29 +100,29 @@ def lanes_of(n: int, rows: int) -> tuple[int, int]:
     return lanes, -(-vectors // lanes)
 
 
-def fits_rope(site: CudaLoweringContext) -> bool:
+def fits_rope(ctx: CudaLoweringContext) -> bool:
     """Whether positions are few."""
-    return 0 < site.node.inputs[0].shape[0] <= FEW_POSITIONS
+    return 0 < ctx.node.inputs[0].shape[0] <= FEW_POSITIONS
 
 
-def lower_rope(site: CudaLoweringContext) -> None:
+def lower_rope(ctx: CudaLoweringContext) -> None:
     """A group for each head."""
-    _rope(site, site.node, window(site.node.output), None, 0)
+    _rope(ctx, ctx.node, window(ctx.node.output), None, 0)
 
 
 def lower_rope_rows(nodes: list[CudaLoweringContext]) -> None:
     """One kernel that rotates heads on their way to a cache."""
-    site, last = nodes
+    ctx, last = nodes
     dst, _, ids = last.node.inputs
-    _rope(last, site.node, window(dst), window(ids), kind_of_rows(dst))
+    _rope(last, ctx.node, window(dst), window(ids), kind_of_rows(dst))
 
 
 def _rope(
-    site: CudaLoweringContext, rope: BoundNode, y: Window, ids: Window | None, kind: int
+    ctx: CudaLoweringContext, rope: BoundNode, y: Window, ids: Window | None, kind: int
 ) -> None:
     args = heads_arguments(rope, y, ids, kind, CODE)
     tokens, heads, _ = rope.inputs[0].shape
-    site.call("rope_kv_write", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
+    ctx.call("rope_kv_write", "rope_heads", args, (tokens, heads, 1), lanes=HEAD_LANES)
 
 
 def _other(norm: BoundNode, mul: BoundNode) -> Operand:

@@ -33,15 +33,15 @@ WARP: Final = 32
 def join_route(
     groups: Groups, at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on the kernel does, and its site; None if it is none."""
+    """Return how many groups from ``at`` on the kernel does, and its context, or None."""
     for ops, lower in ((BY_LOGITS, _by_logits), (BY_PROBABILITIES, _by_probabilities)):
         some = groups[at : at + len(ops)]
         if any(len(group) != 1 for group in some):
             continue
         nodes = [group[0] for group in some]
         if tuple(node.op for node in nodes) == ops:
-            site = lower(nodes, CudaLoweringContext(nodes[-1], profile))
-            return None if site is None else (len(ops), site)
+            ctx = lower(nodes, CudaLoweringContext(nodes[-1], profile))
+            return None if ctx is None else (len(ops), ctx)
     return None
 
 
@@ -57,17 +57,17 @@ def chooses_by_logits(groups: Groups, at: int) -> Sequence[BoundNode] | None:
     return nodes if _is_seen_as(soft.inputs[0], pick.output, top.output.shape) else None
 
 
-def _by_logits(nodes: Sequence[BoundNode], site: CudaLoweringContext) -> CudaLoweringContext | None:
+def _by_logits(nodes: Sequence[BoundNode], ctx: CudaLoweringContext) -> CudaLoweringContext | None:
     top, pick, soft = nodes
     if chooses_by_logits([[node] for node in nodes], 0) is None:
         return None
     operands = (top.inputs[0], top.output, pick.output, soft.output)
-    _call(site, "route_chosen", top, tuple(map(rows_of, operands)), (f32(site.number("scale")),))
-    return site
+    _call(ctx, "route_chosen", top, tuple(map(rows_of, operands)), (f32(ctx.number("scale")),))
+    return ctx
 
 
 def _by_probabilities(
-    nodes: Sequence[BoundNode], site: CudaLoweringContext
+    nodes: Sequence[BoundNode], ctx: CudaLoweringContext
 ) -> CudaLoweringContext | None:
     soft, top, pick, add, div = nodes
     probs = soft.output
@@ -82,9 +82,9 @@ def _by_probabilities(
     if not _is_seen_as(total, add.output, (chosen[0], 1)):
         return None
     operands = (soft.inputs[0], probs, top.output, pick.output, add.output, div.output)
-    scale = f32(CudaLoweringContext(soft, site.profile).number("scale"))
-    _call(site, "route_all", top, tuple(map(rows_of, operands)), (scale,))
-    return site
+    scale = f32(CudaLoweringContext(soft, ctx.profile).number("scale"))
+    _call(ctx, "route_all", top, tuple(map(rows_of, operands)), (scale,))
+    return ctx
 
 
 def _fits(scores: Operand, top: BoundNode, pick: BoundNode) -> bool:
@@ -134,7 +134,7 @@ def rows_of(o: Operand) -> tuple[Arg, Arg]:
 
 
 def _call(
-    site: CudaLoweringContext,
+    ctx: CudaLoweringContext,
     kernel: str,
     top: BoundNode,
     operands: Sequence[tuple[Arg, Arg]],
@@ -144,4 +144,4 @@ def _call(
     scores, count = top.inputs[0], top.output.shape[-1]
     lanes, span = _lanes(scores), _span(scores)
     defines: dict[str, str | int] = {"lanes": lanes, "SPAN": span, "COUNT": count}
-    site.call("moe_router", kernel, (*args, *more), (1, 1, 1), **defines)
+    ctx.call("moe_router", kernel, (*args, *more), (1, 1, 1), **defines)

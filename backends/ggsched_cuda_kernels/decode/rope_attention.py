@@ -36,7 +36,7 @@ class Layer(NamedTuple):
 def join_attention(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on the kernel does, and its site; None if it is none."""
+    """Return how many groups from ``at`` on the kernel does, and its context, or None."""
     some = groups[at : at + len(OPS)]
     if tuple("+".join(node.op for node in group) for group in some) != OPS:
         return None
@@ -46,19 +46,19 @@ def join_attention(
     first = _fits(layer, profile)
     if first is None or not _are_apart(layer):
         return None
-    site = CudaLoweringContext(layer.last, profile)
-    _lower(layer, first, site)
-    return len(OPS), site
+    ctx = CudaLoweringContext(layer.last, profile)
+    _lower(layer, first, ctx)
+    return len(OPS), ctx
 
 
 def _fits(layer: Layer, profile: TuningProfile) -> int | None:
     """Return the first row of the caches that attention looks at; None if it is other attention."""
     turn_q, turn_k, keys, values = layer[:4]
-    sites = [CudaLoweringContext(node, profile) for node in layer]
+    contexts = [CudaLoweringContext(node, profile) for node in layer]
     if not (
-        fits_rope(sites[0])
-        and fits_rope_rows(*(site.node for site in sites[1:3]))
-        and fits_attention(sites[4])
+        fits_rope(contexts[0])
+        and fits_rope_rows(*(ctx.node for ctx in contexts[1:3]))
+        and fits_attention(contexts[4])
     ):
         return None
     k, v, q = layer.last.inputs[:3]
@@ -117,10 +117,10 @@ def _are_apart(layer: Layer) -> bool:
     return not any(w.meets(x) for w in writes[1:]) and (not q.meets(x) or q.is_same_window(x))
 
 
-def _lower(layer: Layer, first: int, site: CudaLoweringContext) -> None:
+def _lower(layer: Layer, first: int, ctx: CudaLoweringContext) -> None:
     """One kernel instead of the last product."""
     turn_q, turn_k, keys, values = layer[:4]
-    grid, flags, cut = cut_of(site)
+    grid, flags, cut = cut_of(ctx)
     dst, src, ids = values.inputs
     tokens, count, width = turn_k.output.shape
     step, each = src.strides
@@ -135,7 +135,7 @@ def _lower(layer: Layer, first: int, site: CudaLoweringContext) -> None:
     )  # fmt: skip
     own = 4 * int(cut["ROWS"]) * width + 2 * tokens * width * dst.dtype.block_nbytes
     more = {"TOKENS": tokens, "LOCAL_NBYTES": int(cut["LOCAL_NBYTES"]) + own}
-    site.call("heads_attention", "heads_attention", args, grid, **{**cut, **more})
+    ctx.call("heads_attention", "heads_attention", args, grid, **{**cut, **more})
     caches = layer.last.inputs[:2]
     reads = (*turn_q.inputs[1:], ids, *layer.last.inputs[3:], *caches)
-    site.launched(Launch.BY_ITSELF, reads)
+    ctx.launched(Launch.BY_ITSELF, reads)

@@ -35,12 +35,12 @@ def join_linear_attention(groups: Groups, at: int, profile: TuningProfile) -> Jo
     place = _copied(node.output, prod(v.shape), copy, state)
     if place is None:
         return None
-    site = CudaLoweringContext(node, profile)
-    if fits_scan(site):
-        lower_scan(site, place)
+    ctx = CudaLoweringContext(node, profile)
+    if fits_scan(ctx):
+        lower_scan(ctx, place)
     else:
-        lower_linear_attention(site, place)
-    return len(some), site
+        lower_linear_attention(ctx, place)
+    return len(some), ctx
 
 
 def join_conv(groups: Groups, at: int, profile: TuningProfile) -> Joined:
@@ -53,7 +53,7 @@ def join_conv(groups: Groups, at: int, profile: TuningProfile) -> Joined:
     place = _copied(node.output, prod(x.shape), copy, state)
     if place is None or x.shape[0] != 1 or state.shape[0] > MAX_SLOTS:
         return None
-    site, z = CudaLoweringContext(node, profile), None
+    ctx, z = CudaLoweringContext(node, profile), None
     (silu,) = _single(groups, at + len(some), ("silu",)) or (None,)
     if silu is not None and _is_first_row(silu.inputs[0], node.output, x):
         z = silu.output
@@ -63,8 +63,8 @@ def join_conv(groups: Groups, at: int, profile: TuningProfile) -> Joined:
     args = (*(arg for t in tensors for arg in t.args), FAULT, CODE)
     grid = (-(-x.shape[-1] // CONV_LANES), 1, 1)
     flags: dict[str, str | int] = {"TAPS": w.shape[1], "SILU_TOO": int(z is not None)}
-    site.call("conv_step", "conv_step", args, grid, lanes=CONV_LANES, **flags)
-    return len(some) + (z is not None), site
+    ctx.call("conv_step", "conv_step", args, grid, lanes=CONV_LANES, **flags)
+    return len(some) + (z is not None), ctx
 
 
 def _single(groups: Groups, at: int, ops: Sequence[str]) -> Sequence[BoundNode]:

@@ -29,7 +29,7 @@ AXES: Final = 4
 
 def fits_sum_add(nodes: list[CudaLoweringContext]) -> bool:
     """Whether sums are short, and the rows of x are those of the result."""
-    sums, add = (site.node for site in nodes)
+    sums, add = (ctx.node for ctx in nodes)
     x, y = sums.inputs[0], add.output
     z = other_operand(sums.output, add)
     if z is None or any(o.dtype.name != "f32" for o in (x, y, z)):
@@ -42,20 +42,20 @@ def fits_sum_add(nodes: list[CudaLoweringContext]) -> bool:
 
 def lower_sum_add(nodes: list[CudaLoweringContext]) -> None:
     """One kernel instead of the sum."""
-    site = nodes[-1]
-    sums, add = nodes[0].node, site.node
+    ctx = nodes[-1]
+    sums, add = nodes[0].node, ctx.node
     x, y = sums.inputs[0], window(add.output)
     z = other_operand(sums.output, add)
     assert z is not None  # it fits
     args = (*_turned(x), *window(z, add.output.shape).args, *y.args)
     grid = (-(-y.shape[-1] // LANES), y.rows, 1)
-    site.call("sum_add", "sum_add", args, grid, lanes=LANES, COUNT=x.shape[-1])
+    ctx.call("sum_add", "sum_add", args, grid, lanes=LANES, COUNT=x.shape[-1])
 
 
 def join_last_sum(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return the site of sums that end a program, whose results other GPUs add up; None if not.
+    """Return the context of sums that end a program, whose results other GPUs add up; None if not.
 
     They are one row, which the call can also write where the other GPUs read it.
     """
@@ -70,12 +70,12 @@ def join_last_sum(
     is_row = all(s == 4 for e, s in zip(plain.shape[2:], plain.strides[2:], strict=True) if e > 1)
     if not is_row or n % 4 or y.offset % PIECE or {x.dtype.name, y.dtype.name} != {"f32"}:
         return None
-    site, places = CudaLoweringContext(node, profile), 1 + MAX_PEERS
+    ctx, places = CudaLoweringContext(node, profile), 1 + MAX_PEERS
     args = (*_turned(x), *window_of(y, (1, 1, 1, n), (0, 0, 0, 4)).args, *[i64(0)] * places)
     grid = (-(-n // LANES), 1, 1)
-    site.call("sum_add", "sum_sent", args, grid, lanes=LANES, COUNT=count, ALSO=places)
-    site.can_also_write(y, len(args) - places, places)
-    return 1, site
+    ctx.call("sum_add", "sum_sent", args, grid, lanes=LANES, COUNT=count, ALSO=places)
+    ctx.can_also_write(y, len(args) - places, places)
+    return 1, ctx
 
 
 def _turned(x: Operand) -> tuple[Arg, Arg]:

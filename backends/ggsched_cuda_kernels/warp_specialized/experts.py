@@ -61,13 +61,13 @@ class Route:
 def join_experts(
     groups: Sequence[Nodes], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return the site that computes the group at ``at``, if it is one of few pairs."""
+    """Return the context that computes the group at ``at``, if it is one of few pairs."""
     chosen = chosen_of(groups[at], profile)
     if chosen is None:
         return None
-    site = CudaLoweringContext(chosen.last, profile)
-    lower_chosen(chosen, site)
-    return 1, site
+    ctx = CudaLoweringContext(chosen.last, profile)
+    lower_chosen(chosen, ctx)
+    return 1, ctx
 
 
 def chosen_of(nodes: Nodes, profile: TuningProfile) -> ExpertGemv | None:
@@ -140,23 +140,23 @@ def _fits(chosen: ExpertGemv, profile: TuningProfile) -> bool:
     return cut_for(weights, profile) is not None
 
 
-def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | None = None) -> None:
-    """Add the call to the site of the last node."""
+def lower_chosen(chosen: ExpertGemv, ctx: CudaLoweringContext, route: Route | None = None) -> None:
+    """Add the call to the context of the last node."""
     first = chosen.branches[0]
     w, x, ids = first.inputs
     weights = [branch.inputs[0] for branch in chosen.branches]
-    cut = cut_for(weights, site.profile)
+    cut = cut_for(weights, ctx.profile)
     assert cut is not None  # it fits
     y = window(chosen.last.output)
     biases = chosen.biases or (x, x)
     scale = y if chosen.scale is None else window(chosen.scale)
     is_oai = chosen.last.op == "swiglu_oai"
-    p0, p1 = (site.number(name) if is_oai else 0.0 for name in ("alpha", "limit"))
+    p0, p1 = (ctx.number(name) if is_oai else 0.0 for name in ("alpha", "limit"))
     tensors = (window(x), ids_window(first), window(w), window(weights[-1]))
     more = (window(biases[0]), window(biases[-1]), scale, y)
     args = tuple(arg for place in (*tensors, *more) for arg in place.args)
     pairs = ids.shape[0] * ids.shape[1]
-    parts = min(max(1, site.profile.num_sms // pairs), w.shape[-2])
+    parts = min(max(1, ctx.profile.num_sms // pairs), w.shape[-2])
     _, of, count = experts_of(first)
     is_some = of != count
     flags = (i32(parts), i32(bool(chosen.biases)), i32(chosen.scale is not None), f32(p0), f32(p1))
@@ -170,11 +170,11 @@ def lower_chosen(chosen: ExpertGemv, site: CudaLoweringContext, route: Route | N
         defines |= {"EXPERTS": route.experts if route else 0, "COUNT": ids.shape[1]}
     places, scale_of_logits = (3 * y.args, 0.0) if route is None else (route.args, route.scale)
     given = (*args, *flags, FAULT, CODE, *places, f32(scale_of_logits))
-    site.call(
+    ctx.call(
         "warp_specialized_experts",
         "warp_specialized_experts",
         given,
         (parts * pairs, 1, 1),
         **defines,
     )
-    site.launched(Launch.WAITS_FIRST)
+    ctx.launched(Launch.WAITS_FIRST)

@@ -27,7 +27,7 @@ ROUTED: Final = frozenset(
 def join_routed(
     groups: Sequence[Sequence[BoundNode]], at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on the kernel does, and its site; None if it is none."""
+    """Return how many groups from ``at`` on the kernel does, and its context, or None."""
     nodes, behind = chooses_by_logits(groups, at), at + len(BY_LOGITS)
     if nodes is None or behind >= len(groups):
         return None
@@ -49,6 +49,6 @@ def join_routed(
         return None
     args = tuple(arg for o in (logits, pick.output, soft.output) for arg in rows_of(o))
     scale = CudaLoweringContext(soft, profile).number("scale")
-    site = CudaLoweringContext(chosen.last, profile)
-    lower_chosen(chosen, site, Route(logits.shape[-1], args, scale))
-    return len(BY_LOGITS) + 1, site
+    ctx = CudaLoweringContext(chosen.last, profile)
+    lower_chosen(chosen, ctx, Route(logits.shape[-1], args, scale))
+    return len(BY_LOGITS) + 1, ctx

@@ -50,9 +50,9 @@ def pushed_rows(
     made = [node.output for group in groups[:end] for node in group]
     if covered < len(calls) and reads_early(calls[covered], made):
         return None
-    site = CudaLoweringContext(groups[end - 1][-1], profile)
-    staged = lower_gemv_group(feeding, site, is_last=end == len(groups))
-    (call,) = site.calls
+    ctx = CudaLoweringContext(groups[end - 1][-1], profile)
+    staged = lower_gemv_group(feeding, ctx, is_last=end == len(groups))
+    (call,) = ctx.calls
     assert isinstance(call, KernelCall)
     places = tuple((part.buffer, part.offset) for part in sums.parts)
     return PushedRows(call, covered, places, sums.y.nbytes, staged)

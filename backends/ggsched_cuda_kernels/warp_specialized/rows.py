@@ -49,7 +49,7 @@ GEMV_PATTERNS: Final = frozenset({"mul_mat+add", "mul_mat+add+add", "mul_mat*2+s
 def join_products(
     groups: Groups, at: int, profile: TuningProfile
 ) -> tuple[int, CudaLoweringContext] | None:
-    """Return how many groups from ``at`` on one call computes, and the site that has it.
+    """Return how many groups from ``at`` on one call computes, and the context that has it.
 
     A norm goes together with the products of its result, and products of the same row with each
     other; sums of a few rows go together with a norm of the result. What sums and a norm compute is
@@ -60,9 +60,9 @@ def join_products(
     if found is None:
         return None
     end, feeding = found
-    site = CudaLoweringContext(groups[end - 1][-1], profile)
-    lower_gemv_group(feeding, site, is_last=end == len(groups))
-    return end - at, site
+    ctx = CudaLoweringContext(groups[end - 1][-1], profile)
+    lower_gemv_group(feeding, ctx, is_last=end == len(groups))
+    return end - at, ctx
 
 
 def gemv_group_of(
@@ -178,21 +178,21 @@ def _parts(jobs: Sequence[Job], profile: TuningProfile) -> int:
     return profile.num_sms if len(jobs) > 1 else -(-n // -(-n // profile.num_sms))
 
 
-def lower_gemv_group(feeding: GemvGroup, site: CudaLoweringContext, *, is_last: bool) -> int:
-    """Add the call to the site of the last node; return its first argument for rows of GPUs.
+def lower_gemv_group(feeding: GemvGroup, ctx: CudaLoweringContext, *, is_last: bool) -> int:
+    """Add the call to the context of the last node; return its first argument for rows of GPUs.
 
     Args:
         feeding: What it computes.
-        site: Where to.
+        ctx: Where to.
         is_last: Whether it is the last one of its program. Its result may then be one that other
             GPUs add up with their own.
     """
     jobs, cut, norm, sums = feeding.jobs, feeding.cut, feeding.norm, feeding.sums
-    first, parts = jobs[0], _parts(jobs, site.profile)
+    first, parts = jobs[0], _parts(jobs, ctx.profile)
     given = -(-sum(cut.stages_of(job.w.shape[-2]) for job in jobs) // parts)
     addends = 0 if sums is None else sums.count
     peers = addends - 1 if isinstance(sums, PeerSumPrologue) else 0
-    places = _places(jobs, site.profile, is_last=is_last)
+    places = _places(jobs, ctx.profile, is_last=is_last)
     defines = {
         **cut.defines(first.w, given), "GATED": int(first.v is not None),
         "NORM": int(norm is not None), "ADDENDS": addends,
@@ -217,12 +217,12 @@ def lower_gemv_group(feeding: GemvGroup, site: CudaLoweringContext, *, is_last: 
     if isinstance(sums, PeerSumPrologue):
         part = window(sums.y if sums.part is None else sums.part)
         args += [*[i64(0)] * STAGED_ARGS, *part.args, FAULT, CodeOf(sums.label)]
-    site.call(
+    ctx.call(
         "warp_specialized_rows", "warp_specialized_rows", tuple(args), (parts, 1, 1), **defines
     )
-    site.launched(Launch.WAITS_FIRST)
+    ctx.launched(Launch.WAITS_FIRST)
     if places:
-        site.can_also_write(first.y, also, places)
+        ctx.can_also_write(first.y, also, places)
     return staged
 
 
