@@ -12,6 +12,7 @@ from typing import Final
 from ggsched.backend.program import BoundNode, Operand
 from ggsched.ir.tensor import contiguous_strides
 from ggsched_cuda_kernels.calls import CudaLoweringContext
+from ggsched_cuda_kernels.decode.device_sums import sums_at
 from ggsched_kernels import TuningProfile
 from ggsched_kernels.arrays import SOURCE_PREFIX
 from ggsched_kernels.calls import f32, i32, i64
@@ -48,6 +49,8 @@ def join_chain_rows(
     count = 1 + len(chain.steps) - len(groups[at]) if chain else 0
     behind = groups[at + count : at + count + 1]
     if chain is None or (behind and behind[0][0].op == "rms_norm"):  # takes the last addition
+        return None
+    if count == 1 and sums_at(groups, at):  # has a kernel of its own
         return None
     ctx = CudaLoweringContext(groups[at + count - 1][-1], profile)
     places = [*chain.operands, *[y] * (MAX_OPERANDS - len(chain.operands)), y]

@@ -60,7 +60,7 @@ def test_text_and_explanation_name_the_candidates(call):
     assert "the least predicted time of the whole graph" in text
     assert "placements of the whole graph that were compared" in text
     code, out, _ = call(
-        "plan", LLAMA, *TWO[:2], "--n-tokens", "32", "--streams", "2", "--explain", "blk.1.ffn_up"
+        "plan", LLAMA, *TWO[:2], "--n-tokens", "128", "--streams", "2", "--explain", "blk.1.ffn_up"
     )
     assert "streams there: 2 streams, predicted" in " ".join(out.split())
     options = ["--placement", "cost", "--explain", "blk.0.attn_q.weight", "--json"]
