@@ -284,6 +284,23 @@ def run(runner, graph, values, arch=80):
         return {tid: a.copy() for tid, a in scheduler.run(graph, inputs).items()}
 
 
+def calls_within_allowance(runner, graph, values, arch=90):
+    """Compare results with the oracle's; return the calls of each program."""
+    from ggsched_cuda import program
+    from ggsched_cuda_kernels.kernel_selection import lower
+
+    used = []
+    wanted = run_oracle(graph, values)
+    allowed = rounding_allowances(graph, values, wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
+        found = run(runner, graph, values, arch)
+    assert found.keys() >= wanted.keys()
+    for tid, array in wanted.items():
+        assert is_within(found[tid], array, allowed[tid])
+    return [made for made, _ in used]
+
+
 class TestRoundedOnTheHost:
     pytestmark = NEEDS
 
@@ -294,9 +311,6 @@ class TestRoundedOnTheHost:
     @pytest.mark.parametrize("is_read", [False, True])
     def test_gate_and_up_of_many_rows_are_bf16(self, runner, monkeypatch, is_read):
         """Unless somebody else reads one of them; the next product gets rows from the same call."""
-        from ggsched_cuda import program
-        from ggsched_cuda_kernels.kernel_selection import lower
-
         monkeypatch.setattr("ggsched_cuda_kernels.gated_rows.NARROW_ROWS", 40)
         g = GraphBuilder("gated")
         x = g.input("x", (40, 64))
@@ -305,14 +319,8 @@ class TestRoundedOnTheHost:
         more = [g.scale(up, 2.0)] if is_read else []
         graph = g.build(g.mul_mat(g.weight("down", (48, 96), BF16), made), made, *more)
         values = drawn(graph, 5)
-        used = []
-        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
-        wanted = run_oracle(graph, values)
-        allowed = rounding_allowances(graph, values, wanted)
-        found = run(runner, graph, values, arch=90)
-        for tid, array in wanted.items():
-            assert is_within(found[tid], array, allowed[tid])
-        calls = [c for made, _ in used for c in made if isinstance(c, KernelCall)]
+        programs = calls_within_allowance(runner, graph, values)
+        calls = [c for made in programs for c in made if isinstance(c, KernelCall)]
         narrow = [c for c in calls if ("NARROW", "1") in c.defines]
         assert [("HALVES", "1") in c.defines for c in narrow] == ([] if is_read else [True])
 
@@ -338,20 +346,10 @@ class TestRoundedOnTheHost:
     )
     def test_like_weights_of_bf16_are_one_call(self, runner, columns, products, monkeypatch):
         """Wherever weights and results are: one product for each, or fewer."""
-        from ggsched_cuda import program
-        from ggsched_cuda_kernels.kernel_selection import lower
-
         monkeypatch.setenv("GGSCHED_STREAMS", "1")
         graph = like_products(columns)
         values = drawn(graph, 1)
-        used = []
-        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
-        wanted = run_oracle(graph, values)
-        allowed = rounding_allowances(graph, values, wanted)
-        found = run(runner, graph, values)
-        for tid, array in wanted.items():
-            assert is_within(found[tid], array, allowed[tid])
-        (calls,) = (made for made, _ in used)
+        (calls,) = calls_within_allowance(runner, graph, values, arch=80)
         assert [1 + len(c.more) for c in calls if not isinstance(c, KernelCall)] == products
 
     @pytest.mark.parametrize(

@@ -35,7 +35,13 @@ from ggsched_testing.allowance import is_within, rounding_allowances
 from ggsched_testing.eager import bound_nodes
 from ggsched_testing.generators.values import LeafRule, leaf_values
 from ggsched_testing.oracle.interpreter import run_oracle
-from tests.backends.test_cuda_products import EXACT, H200, lowered, run
+from tests.backends.test_cuda_products import (
+    EXACT,
+    H200,
+    calls_within_allowance,
+    lowered,
+    run,
+)
 from tests.kernels import test_fibers as fibers
 from tests.kernels.test_fibers import NEEDS, Memory, Runner
 
@@ -222,21 +228,13 @@ class TestOnTheHost:
     )  # fmt: skip
     def test_few_rows_by_clusters(self, runner, dtype, rows, k, splits, monkeypatch):
         """Groups of a cluster share the sum; none of them is at its end when others are."""
-        from ggsched_cuda import program
-        from ggsched_cuda_kernels.kernel_selection import lower
-
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
         g = GraphBuilder("product")
         graph = g.build(g.mul_mat(g.weight("w", (120, k), dtype), g.input("x", (rows, k))))
         values = drawn(graph, 1)
         always(monkeypatch, dtype)
-        used = []
-        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
-        wanted = run_oracle(graph, values)
-        allowed = rounding_allowances(graph, values, wanted)
-        ((tid, found),) = run(runner, graph, values, arch=90).items()
-        assert is_within(found, wanted[tid], allowed[tid])
-        (call,) = (c for c in used[0][0] if c.kernel == "tile_product")
+        programs = calls_within_allowance(runner, graph, values)
+        (call,) = (c for c in programs[0] if c.kernel == "tile_product")
         assert call.cluster == call.groups[0] == splits
 
     @pytest.mark.parametrize(
@@ -266,9 +264,6 @@ class TestOnTheHost:
 
         The host would read words at any byte, where a GPU loses its context: here it traps.
         """
-        from ggsched_cuda import program
-        from ggsched_cuda_kernels.kernel_selection import lower
-
         traps = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
         monkeypatch.setattr(fibers, "FLAGS", (*fibers.FLAGS, *traps))
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
@@ -280,14 +275,8 @@ class TestOnTheHost:
         ]
         graph = g.build(*(g.mul_mat(w, x) for w in weights))
         values = drawn(graph, 1)
-        used = []
-        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
-        wanted = run_oracle(graph, values)
-        allowed = rounding_allowances(graph, values, wanted)
-        found = run(runner, graph, values, arch=90)
-        for tid, array in wanted.items():
-            assert is_within(found[tid], array, allowed[tid])
-        (call,) = (c for made, _ in used for c in made if c.kernel == "tile_product")
+        programs = calls_within_allowance(runner, graph, values)
+        (call,) = (c for made in programs for c in made if c.kernel == "tile_product")
         assert {("GROUP_MMA", "1"), ("BM", "64" if rows < 65 else "128")} <= set(call.defines)
 
     @pytest.mark.parametrize(("dtype", "code"), [(Q8_0, 120), (Q4_0, 0)], ids=str)
@@ -329,9 +318,6 @@ class TestOnTheHost:
     def test_products_of_the_same_rows_are_one_call(
         self, runner, dtype, rows, k, columns, monkeypatch
     ):
-        from ggsched_cuda import program
-        from ggsched_cuda_kernels.kernel_selection import lower
-
         monkeypatch.setenv("GGSCHED_ACTIVATIONS", "auto")
         monkeypatch.setattr("ggsched_cuda_kernels.tiles.MIN_SHARE", 0)
         monkeypatch.setenv("GGSCHED_STREAMS", "1")
@@ -340,14 +326,7 @@ class TestOnTheHost:
         weights = [g.weight(f"w{i}", (n, k), dtype) for i, n in enumerate(columns)]
         graph = g.build(*(g.mul_mat(w, x) for w in weights))
         values = drawn(graph, 1)
-        used = []
-        monkeypatch.setattr(program, "lower", lambda *a: used.append(lower(*a)) or used[-1])
-        wanted = run_oracle(graph, values)
-        allowed = rounding_allowances(graph, values, wanted)
-        found = run(runner, graph, values, arch=90)
-        for tid, array in wanted.items():
-            assert is_within(found[tid], array, allowed[tid])
-        (calls,) = (made for made, _ in used)
+        (calls,) = calls_within_allowance(runner, graph, values)
         few = rows <= H200.few_rows
         assert [c.kernel for c in calls] == (
             ["matvec_blocks"] if few else ["to_halves", "tile_product"]
