@@ -102,7 +102,7 @@ def source(name: str, dialect: Dialect) -> str:
     if name.startswith(USER_PREFIX):
         return user_source(name, dialect)
     if name.startswith(MERGED):
-        around = _file("meeting.h"), _file("merged.cl")
+        around = _file("grid_barrier.h"), _file("merged.cl")
         return merged_source(name, partial(source, dialect=dialect), *around)
     if name.startswith(ARRAYS):
         _, file, text = name.split("-")[:3]

@@ -24,9 +24,9 @@
  * fills whole chunks.
  */
 #if MERGED
-#define KEEP_MEETING(p) ((p).meeting = MEETING)
+#define KEEP_BARRIER(p) ((p).grid_barrier = GRID_BARRIER)
 #else
-#define KEEP_MEETING(p)
+#define KEEP_BARRIER(p)
 #endif
 #ifndef GATED
 #define GATED 0
@@ -323,7 +323,7 @@ FN void staged_products(const Product p, int n0, int share, LOCAL_PTR float *to,
     COPIES_CLOSE();                                                                                           \
   } while (0)
   for (int i = 0; i < STAGES - 1; i++) COPY_NEXT(i);
-  AWAIT_ALL(p.meeting);
+  AWAIT_ALL(p.grid_barrier);
   split_rows(p, (LOCAL_PTR u32 *)staged, norms, scratch);
   BARRIER();
   for (int i0 = 0, item = 0; i0 < ALL_ROWS; i0 += AT_ONCE) {
@@ -377,7 +377,7 @@ FN void stream_rows(const Product all, LOCAL_PTR float *norms, LOCAL_PTR float *
 #endif
   u4 v[ALL_ROWS * VECTORS];
   load_stretch(v, all, MIN(first + WARP_INDEX, total - 1), 0);
-  AWAIT_ALL(all.meeting);
+  AWAIT_ALL(all.grid_barrier);
   float square = 0.0f;
   for (int k = LANE * 4; k < nk; k += LANES * 4) {
     float x[4];
@@ -464,7 +464,7 @@ FN void product(const Product all, LOCAL_PTR float *results, LOCAL_PTR float *no
   const Product p = part_of(all, part);
   int n0 = (group * SLOTS + slot) * ROWS;
 #if !STAGED
-  AWAIT_ALL(all.meeting);
+  AWAIT_ALL(all.grid_barrier);
   GLOBAL const u8 *wr[ALL_ROWS];
   UNROLL for (int r = 0; r < ROWS; r++) {
     int n = MAX(MIN(n0 + r, p.rows - 1), 0);
@@ -558,7 +558,7 @@ KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
   LOCALS;
   Product p = batch_product(w, tw, x, tx, y, ty, GROUP(2), GROUP(1) * COLS, joined);
   p.group = GROUP(0), p.groups = GROUPS(0);
-  KEEP_MEETING(p);
+  KEEP_BARRIER(p);
 #if WEIGHTS > 1
   Product one = batch_product(w1, tw1, x, tx, y1, ty1, GROUP(2), GROUP(1) * COLS, 1);
   p.w1 = one.w, p.y1 = one.y, p.sw1 = one.sw, p.sy1_column = one.sy_column, p.sy1_row = one.sy_row, p.rows1 = one.rows;
@@ -588,10 +588,10 @@ KERNEL(matvec_rows)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GL
 KERNEL(matvec_rows_id)(GLOBAL const u8 *w, Tens tw, GLOBAL const u8 *x, Tens tx, GLOBAL const u8 *ids, Tens ti,
                        GLOBAL u8 *y, Tens ty, GLOBAL i32 *fault, int code SECOND) {
   LOCALS;
-  AWAIT_ALL(MEETING); /* for ids */
+  AWAIT_ALL(GRID_BARRIER); /* for ids */
   Product p = chosen_product(w, tw, x, tx, ids, ti, y, ty, GROUP(1), fault, code);
   p.group = GROUP(0), p.groups = GROUPS(0);
-  KEEP_MEETING(p);
+  KEEP_BARRIER(p);
 #if WEIGHTS > 1
   Product one = chosen_product(w1, tw1, x, tx, ids, ti, y1, ty1, GROUP(1), fault, code);
   p.w1 = one.w, p.sw1 = one.sw;

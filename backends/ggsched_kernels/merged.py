@@ -198,7 +198,7 @@ def merged_source(name: str, source: Callable[[str], str], first: str, last: str
             parts.append(f"enum {{ local_{i}_ = {names[kernel]} }};")
             sizes.append(f"local_{i}_")
             given = ", ".join(_given(letters, number))
-            call = f"{kernel}_{number}(&met_, group_, (__local uchar *)local_, {given})"
+            call = f"{kernel}_{number}(&barrier_, group_, (__local uchar *)local_, {given})"
             cases.append(f"case {i}: {call}; break;")
         parts += [f"#undef {macro}" for macro in sorted({*macros, "MERGED"})]
     most = sizes[0]
@@ -245,7 +245,7 @@ def _functions(text: str, number: int) -> tuple[str, dict[str, str]]:
     )
     text = re.sub(
         r"^KERNEL\((\w+)\)\(",
-        r"FN void \1(Meeting_ *met_, const int *group_, LOCAL_PTR uchar *local_, ",
+        r"FN void \1(GridBarrier_ *barrier_, const int *group_, LOCAL_PTR uchar *local_, ",
         text, flags=re.M,
     )  # fmt: skip
     own = re.compile(rf"\b({'|'.join(names)})\b")

@@ -13,7 +13,7 @@ typedef struct {
   int rows, columns, nk; /* rows of w, rows of x (at most COLS), extent of the sum */
   int group, groups;     /* of those that share the rows of w; a kernel sets them */
 #if MERGED
-  Meeting_ *meeting;
+  GridBarrier_ *grid_barrier;
 #endif
 #if ADDED
   GLOBAL const u8 *z; /* what is added, as far apart as y */

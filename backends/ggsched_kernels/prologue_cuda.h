@@ -8,8 +8,8 @@
 #define GLOBAL
 #define LOCAL __shared__
 #define LOCAL_PTR
-#define AWAIT_ALL(meeting)
-#define MEETING 0
+#define AWAIT_ALL(grid_barrier)
+#define GRID_BARRIER 0
 #define GROUPS(axis) ((int)((axis) == 0 ? gridDim.x : (axis) == 1 ? gridDim.y : gridDim.z))
 #define GROUP(axis) ((int)((axis) == 0 ? blockIdx.x : (axis) == 1 ? blockIdx.y : blockIdx.z))
 #define LANE ((int)threadIdx.x)

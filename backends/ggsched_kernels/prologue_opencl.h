@@ -18,13 +18,13 @@
 #if MERGED /* the kernel is a function, see merged.py */
 #define GROUP(axis) (group_[axis])
 #define GROUPS(axis) (group_[3 + (axis)])
-#define AWAIT_ALL(meeting) await_(meeting) /* what earlier steps write is there from here on */
-#define MEETING met_
+#define AWAIT_ALL(grid_barrier) await_(grid_barrier) /* what earlier steps write is there from here on */
+#define GRID_BARRIER barrier_
 #else
 #define GROUP(axis) ((int)get_group_id(axis))
 #define GROUPS(axis) ((int)get_num_groups(axis))
-#define AWAIT_ALL(meeting)
-#define MEETING 0
+#define AWAIT_ALL(grid_barrier)
+#define GRID_BARRIER 0
 #endif
 #define LANE ((int)get_local_id(0))
 #if LANES > 1

@@ -10,10 +10,10 @@ from ggsched_kernels.merged import Merged
 from ggsched_opencl import driver
 from ggsched_opencl.driver import COMPLETE, Handle, status_of
 
-PATIENCE: Final = struct.pack("<I", 1 << 24)
+MAX_POLLS: Final = struct.pack("<I", 1 << 24)
 """Looks at the count of groups that have arrived, each about a microsecond, until it is a fault."""
 
-PROBED_PATIENCE: Final = struct.pack("<I", 1 << 15)
+PROBE_POLLS: Final = struct.pack("<I", 1 << 15)
 """The same for finding out whether groups meet."""
 
 
@@ -43,7 +43,7 @@ class Merging:
         """Whether the driver takes all groups and these wait for each other, if not for long."""
         nothing = driver.make_filled_buffer(self._context, bytes(64))
         found = driver.make_filled_buffer(self._context, bytes(4 * groups))
-        given = (found, i32(0), nothing, PROBED_PATIENCE, nothing, i32(0))
+        given = (found, i32(0), nothing, PROBE_POLLS, nothing, i32(0))
         for i, value in enumerate(given):
             driver.set_argument(kernel, i, value)
         try:

@@ -22,7 +22,7 @@ from ggsched_kernels.calls import Arg, ArgPlaceholder, CodeOf, StreamCall, i32, 
 from ggsched_kernels.merged import merged, runs
 from ggsched_opencl import driver
 from ggsched_opencl.driver import Handle, place_of
-from ggsched_opencl.merging import PATIENCE, Merging
+from ggsched_opencl.merging import MAX_POLLS, Merging
 from ggsched_opencl.queue import OpenClQueue
 
 Step = tuple[Callable[..., Handle], Handle, object, object]
@@ -110,11 +110,11 @@ class OpenClProgram:
 
         context = device.context
         table = driver.make_filled_buffer(context, made.table(value_of))
-        meeting = driver.make_filled_buffer(context, bytes(64))
-        self._buffers += [table, meeting, *handles.values()]
+        barrier = driver.make_filled_buffer(context, bytes(64))
+        self._buffers += [table, barrier, *handles.values()]
         label = calls[0].label
         code = self.stream.queue.codes.argument(label)
-        given = (table, i32(len(calls)), meeting, PATIENCE, self.stream.queue.fault_words, code)
+        given = (table, i32(len(calls)), barrier, MAX_POLLS, self.stream.queue.fault_words, code)
         for i, value in enumerate(given):
             driver.set_argument(kernel, i, value)
         self.checks_ids = True

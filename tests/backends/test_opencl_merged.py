@@ -327,7 +327,7 @@ def test_calls_stay_apart_where_groups_do_not_meet(device, monkeypatch):
 
 def test_groups_that_wait_in_vain_poison_their_stream_alone(device, monkeypatch):
     """The counts are zero again, and the device is usable."""
-    monkeypatch.setattr("ggsched_opencl.program.PATIENCE", struct.pack("<I", 1 << 9))
+    monkeypatch.setattr("ggsched_opencl.program.MAX_POLLS", struct.pack("<I", 1 << 9))
     monkeypatch.setattr(device.merging, "do_meet", lambda *_: True)
     graph = small_step(Q8_0)
     memory = {t.id: device.allocate(t.nbytes) for t in graph.tensors if not t.is_view}

@@ -1,10 +1,10 @@
-/* How the groups of a merged kernel meet, in front of its functions; OpenCL C alone. */
+/* A grid barrier: the groups of a merged kernel wait for each other; in front of its functions, OpenCL C alone. */
 typedef struct {
   __global uint *arrived; /* how many groups have come so far */
   __global int *fault;
-  uint patience, count; /* looks, and how many have to come */
+  uint polls, count; /* looks, and how many have to come */
   int code, step, is_due;
-} Meeting_;
+} GridBarrier_;
 
 #if HAS_PTX
 static inline void arrive_(__global uint *arrived) {
@@ -26,19 +26,19 @@ static inline uint arrived_(__global uint *arrived) {
 #endif
 
 /* Wait until `count` groups have arrived, but not for ever; say whether they have. */
-static inline int have_met_(__global uint *arrived, uint count, uint patience) {
-  for (uint i = 0; i < patience; i++)
+static inline int has_arrived_(__global uint *arrived, uint count, uint polls) {
+  for (uint i = 0; i < polls; i++)
     if (arrived_(arrived) >= count) return 1;
   return 0;
 }
 
 /* Wait for what earlier phases write, unless that was done in this phase. All lanes come by. */
-static inline __attribute__((always_inline)) void await_(Meeting_ *met_) {
-  if (!met_->is_due) return;
-  met_->is_due = 0;
-  if (get_local_id(0) == 0 && met_->patience > 0 && !have_met_(met_->arrived, met_->count, met_->patience)) {
-    met_->fault[1] = met_->step, met_->fault[2] = -2, met_->fault[0] = met_->code;
-    met_->patience = 0; /* it is too late for all of it */
+static inline __attribute__((always_inline)) void await_(GridBarrier_ *barrier_) {
+  if (!barrier_->is_due) return;
+  barrier_->is_due = 0;
+  if (get_local_id(0) == 0 && barrier_->polls > 0 && !has_arrived_(barrier_->arrived, barrier_->count, barrier_->polls)) {
+    barrier_->fault[1] = barrier_->step, barrier_->fault[2] = -2, barrier_->fault[0] = barrier_->code;
+    barrier_->polls = 0; /* it is too late for all of it */
   }
   ALL_();
 }
